@@ -45,6 +45,8 @@ def level_of(event: Event) -> int:
         return logging.DEBUG
     if event.kind == "resting" and event.detail.get("clients"):  # somebody has to come back
         return logging.WARNING
+    if event.kind == "log":
+        return logging.getLevelNamesMapping().get(str(event.detail.get("level")).upper(), 0)
     return logging.WARNING if event.kind in GRAVE else logging.INFO
 
 
@@ -137,6 +139,9 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "refused": _said,
     "growth": lambda e: f"the run goes on: {e.detail.get('line', '')}",
     "resumed": lambda e: f"the run goes on after {_place(e)}",
+    "launcher": _said,
+    "log": _said,
+    "report": lambda e: f"report: {e.detail.get('path')}",
     "note": lambda e: f"note: {e.detail.get('line', '')}",
     "draining": lambda e: str(e.detail.get("line", "the coordinator stops")),
 }

@@ -16,6 +16,8 @@ HAS_FAILED = "the run has failed: "
 """How the line begins that clients are told of a failed run, and end with."""
 DONE = "finished"
 """Why a client leaves, in its own word, when the server told it that the run is over."""
+Hear = Callable[["Event"], object]
+"""Takes in an event, such as ``take`` of a display."""
 Ending = Callable[[], None]
 """Ends what follows a run's events, once it has taken in all that was told."""
 
@@ -79,7 +81,9 @@ class EventLog:
 
     KEPT = 1000
 
-    def __init__(self) -> None:
+    def __init__(self, hear: Hear | None = None) -> None:
+        """Remember nothing yet; ``hear`` is called with each event before :meth:`tell` returns."""
+        self._hear = hear
         self._lock = threading.Lock()
         self._kept: deque[Event] = deque(maxlen=self.KEPT)
         self._listeners: set[EventQueue] = set()
@@ -93,6 +97,8 @@ class EventLog:
             self._kept.append(event)
             for listener in self._listeners:
                 listener.put(event)
+        if self._hear is not None:
+            self._hear(event)
 
     def listen(self, from_start: bool = False) -> Iterator[Event]:
         """Yield events as they come, until the log is closed."""

@@ -37,7 +37,7 @@ from fedsrv.coordinator import config_text, publish_lineage, set_aside, write_fa
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
-from fedsrv.events import EventLog
+from fedsrv.events import EventLog, Hear
 from fedsrv.launch.given_data import check_given_data, check_net
 from fedsrv.parts import (
     admission_by,
@@ -305,15 +305,22 @@ class InProcessCohort:
 
 
 def launch_in_process(
-    experiment: Experiment, out: Path, *, resume: bool = False, without: Sequence[int] = ()
+    experiment: Experiment,
+    out: Path,
+    *,
+    resume: bool = False,
+    without: Sequence[int] = (),
+    hear: Hear | None = None,
 ) -> None:
     """Do what ``fedsrv launch`` does, in this process: deal the data out, run, write the result.
+
+    ``hear`` is called with each event of the run.
 
     Raises:
         FedtideError: the run failed, or could not start; one line says why.
     """
     experiment = deal_out(experiment, out, resume=resume)
-    go_on(experiment, out, "close", without=without)
+    go_on(experiment, out, "close", without=without, hear=hear)
 
 
 def deal_out(
@@ -391,13 +398,14 @@ def run_in_process(
             that is there. ``facts``: write config and versions, by which other commands can resume
             the run, and the summary. ``without``: clients that take no part from now on;
             ``forgotten``: those without whom the run is computed again.
-            ``at_rest``: what an open run does when it has nothing to learn.
+            ``at_rest``: what an open run does when it has nothing to learn. ``hear``: called with
+            each event.
     """
     experiment = tables if isinstance(tables, Experiment) else experiment_of(tables)
     experiment = in_one_process(experiment)
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
     without, at_rest = options.pop("without", ()), options.pop("at_rest", "close")
-    forgotten = options.pop("forgotten", ())
+    forgotten, hear = options.pop("forgotten", ()), options.pop("hear", None)
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
@@ -411,7 +419,7 @@ def run_in_process(
         if facts:
             store.expect("config.toml", config_text(experiment))
             write_facts(out, experiment, computes=store.ended() is None)
-        events = EventLog()
+        events = EventLog(hear)
         parts = parts_of(store, events, server_data=held, at_rest=at_rest)
         how = {"admission": admission_by(parts, store), "began": store.began, **options}
         cohort = InProcessCohort(experiment, data, out / "clients", **how)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedmodels.config.experiment import Experiment
+    from fedsrv.events import Hear
+    from fedsrv.launch.progress import PlainLines
     from fedsrv.state.run_record import RunRecord
     from fedtide.models import TrainedModel
 
@@ -50,7 +53,8 @@ def run(
             launch`` does; ``inprocess`` trains one client after the other here, without a network.
             Both end in the same bits.
         out: the run directory, which must be new or empty; by default a temporary one.
-        progress: called with each line that the processes print; ``inprocess`` prints none.
+        progress: called with each line that says how the run goes. Without it, a terminal and a
+            notebook show a bar, and nothing is shown elsewhere.
 
     Raises:
         FedtideError: the config is wrong, data are missing, or the run failed; one line says why.
@@ -240,12 +244,17 @@ def _run(
             "or give another out"
         )
     try:
-        if backend == "inprocess":
-            from fedtide.inprocess import launch_in_process
+        with ExitStack() as stack:
+            display = _display_of(experiment, progress)
+            if display is not None:
+                stack.enter_context(display)
+            hear = None if display is None else display.take
+            if backend == "inprocess":
+                from fedtide.inprocess import launch_in_process
 
-            launch_in_process(experiment, out, resume=resume, without=without)
-        else:
-            _launch(experiment, out, progress, resume=resume, without=without)
+                launch_in_process(experiment, out, resume=resume, without=without, hear=hear)
+            else:
+                _launch(experiment, out, hear, resume=resume, without=without)
     except KeyboardInterrupt as stopped:
         if (out / "run.db").exists():
             stopped.add_note(f"fedtide.open({str(out)!r}).resume() goes on with the run")
@@ -253,10 +262,22 @@ def _run(
     return Run(out)
 
 
+def _display_of(
+    experiment: Experiment, progress: Callable[[str], None] | None
+) -> PlainLines | None:
+    """Return what shows a run: lines for ``progress``, else a bar where somebody sees it."""
+    from fedsrv.launch.given_data import name_of
+    from fedsrv.launch.progress import GivenLines, live_display
+
+    if progress is not None:
+        return GivenLines(progress)
+    return live_display(f"{experiment.method.name} on {name_of(experiment, None)}")
+
+
 def _launch(
     experiment: Experiment,
     out: Path,
-    progress: Callable[[str], None] | None,
+    hear: Hear | None,
     *,
     resume: bool,
     without: Sequence[int] = (),
@@ -265,13 +286,14 @@ def _launch(
     import tomli_w
 
     from fedmodels.machine import require_linux
+    from fedsrv.events import Event
 
     require_linux()
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
         config.write(tomli_w.dumps(experiment.to_dict()))
         config.flush()
         command = [sys.executable, "-c", _LAUNCH, str(os.getpid())]
-        command += ["launch", config.name, "--out", str(out)]
+        command += ["launch", config.name, "--out", str(out), "--json"]
         command += ["--resume"] if resume else []
         command += [word for client in without for word in ("--without", str(client))]
         with subprocess.Popen(
@@ -281,10 +303,11 @@ def _launch(
             last = ""
             try:
                 for line in process.stdout:
-                    last = line.rstrip() or last
-                    if progress is not None:
-                        progress(line.rstrip())
-            except BaseException:  # Ctrl-C, or what ``progress`` raised: nobody follows it any more
+                    if not line.startswith("{"):  # why it ends
+                        last = line.rstrip() or last
+                    elif hear is not None:
+                        hear(Event.from_json(line))
+            except BaseException:  # Ctrl-C, or what ``hear`` raised: nobody follows it any more
                 process.terminate()
                 try:
                     process.communicate()  # it drains, and says so

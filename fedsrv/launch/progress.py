@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -12,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.event_lines import FREQUENT, EventFormatter, level_of
 from fedsrv.events import DONE, Event
@@ -88,6 +90,19 @@ class PlainLines:
         self.say(f"report: {page}")
 
 
+class GivenLines(PlainLines):
+    """Hands the plain lines to a function."""
+
+    def __init__(self, give: Callable[[str], None]) -> None:
+        super().__init__()
+        self._give = give
+
+    def say(self, line: str, level: int = logging.INFO) -> None:
+        """Hand over a line, where it matters enough."""
+        if level >= self.level:
+            self._give(line)
+
+
 class JsonProgress(PlainLines):
     """Says it as one JSON object a line, with the fields of an event."""
 
@@ -121,8 +136,12 @@ class JsonProgress(PlainLines):
 class Display(PlainLines):
     """Rounds and clients of a run on a terminal; lines that matter stand above them."""
 
-    def __init__(self, title: str, console: Console | None = None) -> None:
+    def __init__(
+        self, title: str, console: Console | None = None, *, bar_alone: bool = False
+    ) -> None:
+        """Show nothing yet; with ``bar_alone``, one line holds all that is shown."""
         super().__init__(console, logging.WARNING)
+        self._bar_alone = bar_alone
         self.last = ""
         """The last line that told of progress."""
         self._named: list[str] = []
@@ -132,7 +151,7 @@ class Display(PlainLines):
             TimeElapsedColumn(), console=self.console,
         )  # fmt: skip
         self._task = self._bar.add_task(title, total=None)
-        self._live = Live(console=self.console, refresh_per_second=4)
+        self._live = Live(console=self.console, refresh_per_second=1 if bar_alone else 4)
 
     def __enter__(self) -> Display:
         """Begin showing."""
@@ -152,6 +171,8 @@ class Display(PlainLines):
         line, status = super().take(event), self.status
         if event.kind in ("commit", "listening"):
             self.last = line
+        elif event.kind == "launcher":
+            self.last = printable(str(event.detail.get("line", "")))
         elif event.kind in ("metrics", "dashboard"):
             self.say(line)
         if event.kind == "commit":
@@ -170,6 +191,8 @@ class Display(PlainLines):
         super().end(record)
 
     def _render(self) -> Group:
+        if self._bar_alone:
+            return Group(self._bar)
         status, table = self.status, Table.grid(padding=(0, 2))
         for name in self._named:
             table.add_row(Text(f"client {name}"), Text(str(status.clients[name])))
@@ -179,6 +202,18 @@ class Display(PlainLines):
             table.add_row("server", Text(status.work))
         scores = scores_text(status.metrics) if status.metrics else ""
         return Group(self._bar, Text(self.last), Text(scores), table)
+
+
+def live_display(title: str) -> Display | None:
+    """Return a live display where there is a terminal or a notebook; None elsewhere.
+
+    A notebook without widgets writes a line anew, but goes back to none above it.
+    """
+    console = Console()
+    if console.is_jupyter:
+        plain = Console(force_jupyter=False, force_terminal=True, color_system=None)
+        return Display(title, plain, bar_alone=True)
+    return Display(title, console) if console.is_terminal else None
 
 
 def display_of(title: str, level: int, *, as_json: bool = False) -> PlainLines:

@@ -165,6 +165,23 @@ def test_a_run_that_was_interrupted_here_goes_on(stop, done, tmp_path, monkeypat
     assert ended.summary["state_sha256"] == done.summary["state_sha256"]
 
 
+def test_a_run_in_this_process_says_how_it_goes(tmp_path, capsys):
+    """Without a terminal and without ``progress`` it says nothing."""
+    lines = list[str]()
+    told = fedtide.run(TINY, backend="inprocess", out=tmp_path / "run", progress=lines.append)
+    assert [line[:18] for line in lines if "committed" in line] == [
+        "interaction 1 of 2", "interaction 2 of 2",
+    ]  # fmt: skip
+    told.extend(1, backend="inprocess")
+    assert capsys.readouterr().out == ""
+
+    def stop(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="goes on with the run"):
+        fedtide.run(TINY, backend="inprocess", out=tmp_path / "stopped", progress=stop)
+
+
 @pytest.mark.loopback
 def test_no_process_outlives_what_follows_it(tmp_path):
     """Somebody who presses Ctrl-C in a notebook does not want the run to go on unseen."""

@@ -3,12 +3,14 @@
 import io
 import json
 import logging
+from functools import partial
 
 import pytest
 from rich.console import Console
 
 from fedsrv.events import Event
-from fedsrv.launch.progress import Display, JsonProgress, PlainLines
+from fedsrv.launch import progress
+from fedsrv.launch.progress import Display, GivenLines, JsonProgress, PlainLines
 
 HAPPENED = [
     Event("listening", detail={"address": "127.0.0.1:5", "clients": 2, "needed": 2}),
@@ -150,3 +152,34 @@ def test_an_event_costs_the_same_however_many_clients_there_are(kind):
         console.print(display._render())
         shown = [line.split()[1] for line in console.file.getvalue().splitlines()[-17:-1]]
         assert shown == [str(client) for client in range(16)]
+
+
+def test_a_live_display_only_where_somebody_sees_it(monkeypatch):
+    """A notebook without widgets would warn at each look, and cannot go lines back."""
+    monkeypatch.setattr(progress, "Console", partial(Console, force_jupyter=False))
+    assert progress.live_display("a run") is None
+    monkeypatch.setattr(progress, "Console", partial(Console, force_terminal=True))
+    assert progress.live_display("a run") is not None
+    out = io.StringIO()
+
+    def console(force_jupyter=True, **how):
+        return Console(file=out, force_jupyter=force_jupyter, width=80, **how)
+
+    monkeypatch.setattr(progress, "Console", console)
+    with progress.live_display("a run") as display:
+        for event in [Event("joined", "0"), NEXT]:
+            display.take(event)
+            display.console.print(display._render())
+    assert "2/3" in out.getvalue()
+    assert "client 0" not in out.getvalue()
+
+
+def test_lines_of_the_launcher_and_of_logs_are_handed_over():
+    lines = list[str]()
+    given = GivenLines(lines.append)
+    said = {"line": "client-0 died"}
+    for level in ("debug", "warning"):
+        given.take(Event("log", detail=said | {"level": level}))
+    given.take(Event("launcher", detail=said))
+    given.take(Event("report", detail={"path": "report.html"}))
+    assert lines == ["client-0 died", "client-0 died", "report: report.html"]
