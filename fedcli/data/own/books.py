@@ -131,11 +131,12 @@ def _rows(
 def _joined_by(part: Part, other: Part) -> str:
     """Return in words how a table gets the columns of another one."""
     it = printable(other.name, MAX_LETTERS)
-    both = next((name for name in part.columns if name and name in other.columns), None)
-    if both is None:
+    both = [name for name in part.columns if name and name in other.columns]
+    if not both:
         return f"{it!r} has it, and no column that says which rows are of one: add one to both"
-    names = ", ".join(repr(f"{printable(one.name, MAX_LETTERS)}.csv") for one in (part, other))
-    query = f'SELECT * FROM {names.replace(", ", " JOIN ")} USING ("{printable(both)}")'
+    first, second = (repr(f"{printable(one.name, MAX_LETTERS)}.csv") for one in (part, other))
+    equal = ", ".join('"{}"'.format(printable(name).replace('"', '""')) for name in both)
+    query = f"SELECT * FROM {first} JOIN {second} USING ({equal})"
     return f"{it!r} has it: save both as CSV, and give a file join.sql beside them: {query}"
 
 

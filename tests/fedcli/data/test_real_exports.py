@@ -159,7 +159,8 @@ def test_a_value_below_a_thousand_empty_rows_is_read(tmp_path, like, size, monke
 def test_columns_of_two_sheets_are_refused_with_the_query_that_joins_them(tmp_path, like):
     pytest.importorskip("openpyxl")
     pytest.importorskip("duckdb")
-    sheets = {"Labs": ROWS[["id", "a", "label"]], "Ward 1": ROWS[["id", "b"]]}
+    both = ROWS.assign(site="A")  # rows are of one patient where all that both have is equal
+    sheets = {"Labs": both[["site", "id", "a", "label"]], "Ward 1": both[["site", "id", "b"]]}
     with pd.ExcelWriter(tmp_path / "b.xlsx") as book:
         for name, rows in sheets.items():
             rows.to_excel(book, sheet_name=name, index=False)
