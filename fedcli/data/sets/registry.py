@@ -45,6 +45,8 @@ class KnownDataset:
     """How to get it."""
     takes_long: bool = False
     """Reading it takes long, so the result is kept as one memory-mapped file."""
+    overlaps: bool = False
+    """Whether a window may share rows with the next one of its recording, and with no other."""
 
 
 _IMAGES, _HAR, _OWN = (
@@ -92,18 +94,21 @@ DATASETS: dict[str, KnownDataset] = {
         "sensor windows of a phone on the waist, 6 activities",
         ("uci_har.npz",),
         f"{_BY_HAND}uci_har.npz",
+        overlaps=True,
     ),
     "motionsense": KnownDataset(
         f"{_HAR}:motionsense",
         "sensor windows of a phone in the pocket, 6 activities",
         ("motionsense.npz",),
         f"{_BY_HAND}motionsense.npz",
+        overlaps=True,
     ),
     "wisdm": KnownDataset(
         f"{_HAR}:wisdm",
         "sensor windows of phones and watches, 6 activities",
         ("wisdm.npz",),
         f"{_BY_HAND}wisdm.npz",
+        overlaps=True,
     ),
     "femnist": KnownDataset(
         "fedcli.data.sets.femnist:femnist",
@@ -124,15 +129,21 @@ DATASETS: dict[str, KnownDataset] = {
         "sensor windows of four phone models, 6 activities",
         ("hhar.npz", "Phones_accelerometer.csv", "Activity recognition exp"),
         f"{_BY_HAND}Phones_accelerometer.csv and Phones_gyroscope.csv",
+        overlaps=True,
     ),
     "realworld": KnownDataset(
         f"{_HAR}:realworld",
         "sensor windows at seven body positions, 8 activities",
         ("realworld.npz", "realworld2016_dataset", "realworld2016"),
         f"{_BY_HAND}realworld2016_dataset/proband*/data/*.zip",
+        overlaps=True,
     ),
     "hhar+realworld": KnownDataset(
-        f"{_HAR}:hhar_realworld", "both, 9 activities", (), f"{_BY_HAND}those of both"
+        f"{_HAR}:hhar_realworld",
+        "both, 9 activities",
+        (),
+        f"{_BY_HAND}those of both",
+        overlaps=True,
     ),
     **{
         name: KnownDataset(

@@ -107,6 +107,7 @@ def run_partition(
     }
     config = placeless(config)
     dataset, made = _dealt(dataset, experiment_scenario, num_clients, seed)
+    _tell_order(dataset, experiment_data, experiment_scenario)
     if reserve is not None and made.zscore != "none":
         raise ConfigError(
             "[data] server_examples: clients of this scenario normalise by themselves, so there is "
@@ -152,6 +153,10 @@ def _tasks_along_time(scenario: ScenarioTable, num_clients: int) -> list[int]:
     return tasks if max(tasks) > 1 else []
 
 
+IN_ORDER = ("natural", "iid", "label_shards", "per_class_shards", "drawn")
+"""Scenarios in which examples of a task stand in the order that the data have them in."""
+
+
 def _dealt(
     dataset: Dataset, scenario: ScenarioTable, num_clients: int, seed: int
 ) -> tuple[Dataset, Partition]:
@@ -186,6 +191,17 @@ def _dealt(
     if scenario.blur is not None:
         made = blurred(made, scenario.blur, seed)
     return dataset, made
+
+
+def _tell_order(dataset: Dataset, data: Data, scenario: ScenarioTable) -> None:
+    """Say where validation parts share rows with what is trained on: nothing tells them apart."""
+    by_windows = data.validation_share is not None and not data.has_groups and dataset.overlapping
+    if by_windows and scenario.name not in IN_ORDER:
+        log.warning(
+            "note: windows overlap, and [scenario] %s deals them out in another order than that of "
+            "their recording: windows for validation share rows with some that are trained on",
+            scenario.name,
+        )
 
 
 def _tell_left_out(names: list[str], num_clients: int) -> None:

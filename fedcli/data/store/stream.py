@@ -22,6 +22,7 @@ from fedcli.data.arrays import IntArray, content_hashes, strata
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedmodels.config.combinations import part_at
 from fedmodels.config.data import Data
+from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.data_description import Normaliser, ProblemFile
 from fedmodels.errors import DataError
 
@@ -80,15 +81,14 @@ class Validation:
         no further from one, in the order of their recording, than such windows can be.
 
         Raises:
-            DataError: examples should have groups, and have none.
+            DataError: examples should have groups, and have none; or the transform of the files is
+                malformed.
         """
         from fedcli.data.cuts.held_out import near_tests
 
         kept = self.chosen(data, task, y)
-        columns = (data.file.transform or {}).get("columns") or {}
-        window = columns.get("window") or 1
-        hop = columns.get("hop") or window
-        reach = window + (columns.get("horizon") or 0) + self.gap
+        hop, reach = _steps(data)
+        reach += self.gap
         if self.by_group or reach <= hop:
             return ~kept
         wholes = data.wholes(task)
@@ -106,6 +106,18 @@ class Validation:
             "they are trained on all the same", data.directory, task,
         )  # fmt: skip
         return ~kept
+
+
+def _steps(data: ClientData) -> tuple[int, int]:
+    """Return the rows from a window to the next one, and to the first that shares none with it."""
+    from fedcli.data.sets.registry import DATASETS
+
+    how = parse_transform(data.file.transform, data.directory)
+    if isinstance(how, TableTransform):
+        window = how.columns.window or 1
+        return how.columns.hop or window, window + (how.columns.horizon or 0)
+    known = DATASETS.get(data.file.dataset)
+    return (1, 2) if known is not None and known.overlaps else (1, 1)
 
 
 class TaskStream:

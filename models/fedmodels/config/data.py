@@ -88,8 +88,9 @@ class Data(StrictTable):
     """Part of all rows, or files, beyond which ``bad = "skip"`` refuses; 0.05 unless given."""
     validation_share: Annotated[float, Field(gt=0, lt=1)] | None = None
     """Part of each client's training examples of each class, the last ones, that it keeps for
-    validation and never trains on; whole groups where ``group`` names a column. Windows of tables
-    that share rows with these, or are fewer than ``test_gap`` rows away, are not trained on either.
+    validation and never trains on; whole groups where ``group`` names a column. Windows of the same
+    task that share rows with these, or are fewer than ``test_gap`` rows away, are not trained on
+    either, where a scenario deals them in the order of their recording: a note says where not.
     What chooses (best round, ``patience``, ``target``, a search) looks at it, and at no test
     data."""
     repeats: Repeats | None = None

@@ -7,18 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedcli.data.cuts.partition import partition
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.commands import export_partition
+from fedcli.data.store.commands import export_partition, run_partition
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_writer import Layout, write_partition
 from fedcli.data.store.site import cut
 from fedcli.data.store.stream import TaskStream, Validation
 from fedmodels.config.data import Columns, Data
 from fedmodels.config.origin import differences
-from fedmodels.config.scenario import Iid
+from fedmodels.config.scenario import Dirichlet, Iid, Natural
 from fedmodels.errors import DataError
 from tests.conftest import tiny_experiment
 from tests.fedcli.data.test_client_data import write
@@ -126,7 +127,7 @@ def opened(data: ClientData, gap: int = 0) -> tuple[list[set[int]], list[set[int
     stream.open(0)
     held = stream.validation(0)
     assert held is not None
-    mean, std = (float(np.asarray(n).item()) for n in (data.file.mean, data.file.std))
+    mean, std = np.array(data.file.mean), np.array(data.file.std)  # one for all, or each channel
     return tuple(  # type: ignore[return-value]
         [{round(v) for v in (x.double().numpy() * std + mean).ravel()} for x in part]
         for part, _ in (stream.train(0), held)
@@ -143,6 +144,41 @@ def test_no_window_shares_rows_with_one_that_is_kept(tmp_path, session):
     _, y = data.arrays(0, "train")
     near = len(y) - len(trained) - len(kept)
     assert near == 3 + 3  # before the part of each class
+
+
+@pytest.fixture
+def halves(tmp_path, monkeypatch):
+    """Windows of UCI HAR's file that overlap by half: each number is that of its row."""
+    rows = np.arange(64 * 31, dtype=np.float32)
+    starts = np.arange(30) * 64
+    x = np.stack([rows[at : at + 128] for at in starts] * 5)[:, :, None].repeat(6, 2)
+    y = np.tile(np.arange(30) // 10, 5)
+    subject = np.repeat(np.arange(5), 30)
+    np.savez(
+        tmp_path / "uci_har.npz", X=x, y=y, subject=subject, device=np.zeros_like(y),
+        label_names=np.array(["sit", "stand", "walk"]), device_names=np.array(["phone"]),
+    )  # fmt: skip
+    monkeypatch.setenv("FEDTIDE_DATA", str(tmp_path))
+    return Data(name="uci-har", root=str(tmp_path), validation_share=0.25)
+
+
+def test_ready_made_windows_that_overlap_are_kept_apart_too(halves, tmp_path):
+    made = Natural(kind="natural")
+    run_partition(halves, made, 2, 0, tmp_path / "cut", Console(quiet=True))
+    trained, kept = opened(open_data(tmp_path / "cut", 0))
+    assert not {v for rows in trained for v in rows} & {v for rows in kept for v in rows}
+    assert (len(trained), len(kept)) == (5 * 3, 2 * 3), "8 of each class for training: one is near"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "is_told"),
+    [(Iid(kind="iid"), False), (Dirichlet(kind="dirichlet", alpha=1.0), True)],
+)
+def test_a_line_says_where_the_order_of_windows_is_lost(
+    halves, scenario, is_told, tmp_path, caplog
+):
+    run_partition(halves, scenario, 2, 0, tmp_path / "cut", Console(quiet=True))
+    assert ("share rows with some that are trained on" in caplog.text) == is_told
 
 
 def test_a_gap_and_a_horizon_count_as_before_test_rows(tmp_path):
