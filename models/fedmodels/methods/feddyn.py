@@ -27,7 +27,6 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
-from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
@@ -52,13 +51,16 @@ class FedDyn(FedAvg):
         zeros = {key: torch.zeros_like(run.initial_weights[key]) for key in run.parameters}
         return replace(super().init_server(run), own=Bundle(zeros))  # h^0
 
-    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        mean = uploads.mean()
+        if mean is None:  # P_t is empty
+            return state
         took_part = sum(self.count(upload) > 0 for upload in uploads.values())
         share = took_part / ctx.run.experiment.schedule.clients  # |P_t| / m
-        before, mean, h = ctx.before.common.weights, state.common.weights, state.own.weights
+        before, h = state.common.weights, state.own.weights
         h = {k: t - self.alpha * share * (mean[k] - before[k]) for k, t in h.items()}
         moved = {k: mean[k] - t / self.alpha for k, t in h.items()}
-        return replace(state, common=Bundle({**mean, **moved}), own=Bundle(h)), {}
+        return replace(state, common=Bundle({**mean, **moved}), own=Bundle(h))
 
     # --- client half ---------------------------------------------------------------------------
 

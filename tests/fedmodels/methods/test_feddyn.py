@@ -59,3 +59,35 @@ def test_the_kept_gradient_is_the_sum_of_all_moves(digits):
     for key, moved in moves.items():
         kept = state.weights[f"gradient/{key}"]
         torch.testing.assert_close(kept, -0.1 * moved, rtol=1e-4, atol=1e-7)
+
+
+def reduced(before, uploads, **tables):
+    """Return the state after a round of a net that is one matrix; alpha is 1/2, and m is 3."""
+    experiment = tiny_experiment(method={"name": "feddyn", "alpha": 0.5}, **tables)
+    run, method = RunFacts(experiment, Problem((1,), 2)), method_of(experiment)
+    run.__dict__.update(forms=before.common.weights, parameters=(HEAD,))
+    ctx = ServerContext(run, START, tuple(uploads))
+    return reduce(method, ctx, before, as_uploads(method, uploads))[0]
+
+
+def test_a_round_in_which_nobody_trained_moves_nothing():
+    """P_t is empty: theta has no mean to move from, and -h / alpha is not counted once more."""
+    ray = torch.tensor([[1.0], [-1.0]])
+    before = ServerState(Bundle({HEAD: ray}), own=Bundle({HEAD: ray}))
+    idle = Bundle({HEAD: 3 * ray}, scalars={"num_examples": 0.0})
+    for uploads in ({}, {0: idle}):
+        after = reduced(before, uploads)
+        assert torch.equal(after.common.weights[HEAD], ray)
+        assert torch.equal(after.own.weights[HEAD], ray)
+
+
+def test_a_server_optimizer_steps_along_feddyns_own_step():
+    """From theta = 0 two clients come to 1/2 and -1: h = 1/12, as without it. FedAvgM's step of
+    lr 1/10 goes a tenth of the way to -5/12."""
+    ray, nothing = torch.tensor([[1.0], [-1.0]]), torch.zeros(2, 1)
+    before = ServerState(Bundle({HEAD: nothing}), own=Bundle({HEAD: nothing}))
+    one = {"num_examples": 1.0}
+    sent = {0: Bundle({HEAD: ray / 2}, scalars=one), 1: Bundle({HEAD: -ray}, scalars=one)}
+    after = reduced(before, sent, server_optimizer={"name": "fedavgm", "lr": 0.1})
+    assert after.own.weights[HEAD][0].item() == pytest.approx(1 / 12)
+    assert after.common.weights[HEAD][0].item() == pytest.approx(-5 / 120)
