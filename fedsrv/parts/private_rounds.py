@@ -302,8 +302,10 @@ class ClientPrivacy(ServerPart):
     ) -> Uploads:
         """Return the mean of uploads that came with noise; or each, if the method reads each."""
         stds, is_mean = noise_stds(of.clips, self.noise), self.method.reduction == "mean"
-        means = [folded or weighted_mean([*sent.values()], [1.0] * len(sent), len(sent))]
-        arrived = means if is_mean else [upload.weights for upload in sent.values()]
+        if is_mean:
+            arrived = [folded or weighted_mean([*sent.values()], [1.0] * len(sent), len(sent))]
+        else:
+            arrived = [upload.weights for upload in sent.values()]
         vectors = [of.received(Bundle(weights), given) for weights in arrived]
         content = torch.cat([v for found in vectors for v in found.values()])
         over = self._over(ctx.interaction, given, sent) if is_mean else None

@@ -66,6 +66,17 @@ def dying_at(interaction, commit=Store.commit):
     return dying
 
 
+def test_noise_of_clients_covers_what_all_models_have_in_common(digits, tmp_path):
+    """IFCA's clients send heads of different names, which have no noise."""
+    own = [f"weights/model{j}/head/{part}" for j in (0, 1) for part in ("bias", "weight")]
+    method = {"name": "ifca", "common": ["base/"]}
+    experiment = private(method, {"rounds": 1}, where="clients", allow=[*BESIDE, *own])
+    run_in_process(experiment, digits, tmp_path)
+    records = records_of(tmp_path)
+    assert [record["privacy"]["releases"] for record in records] == [1, 2]
+    assert all(record["metrics"]["models_trained"] > 0 for record in records)
+
+
 @pytest.mark.usefixtures("fixed_secrets")
 @pytest.mark.parametrize(
     ("method", "where", "schedule"),
