@@ -32,9 +32,9 @@ class NetTable(BaseModel):
     """A net's name, or ``file.py:Name``."""
     weights: Place = None
     """A file of weights that all start from, such as ``fedcli pretrain`` writes. Weights that the
-    file lacks are drawn from the seed, and so are all of FedEM's learners but the first. Where a
-    part of the net is private, clients on other machines give their copy: ``fedcli join
-    --weights FILE``."""
+    file lacks are drawn from the seed, and so are all of FedEM's learners and of IFCA's models but
+    the first. Where a part of the net is private, clients on other machines give their copy:
+    ``fedcli join --weights FILE``."""
     weights_sha256: str | None = None
     """SHA-256 of the file ``weights``; the coordinator fills it in, and a client takes the file
     that has it."""

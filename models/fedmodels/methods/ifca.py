@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import PositiveCount
+from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights, weights_of
@@ -49,12 +50,13 @@ class Ifca(FedAvg):
     models: PositiveCount = 2
     """k, the models; 1 is FedAvg with uniform weights."""
     common: tuple[str, ...] = ()
-    """Prefixes of the weights that all models have in common, such as ``base/`` (section 5.3)."""
+    """Prefixes of the weights that all models have in common, such as ``base/``: weight sharing."""
     weighting: Literal["examples", "uniform"] = "uniform"
 
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
+        self._check_common(run.forms)
         others = (run.make_net(role=f"model{j}") for j in range(1, self.models))
         return ServerState(self._laid_out([run.initial_weights, *map(weights_of, others)]))
 
@@ -78,6 +80,17 @@ class Ifca(FedAvg):
         common = {k: t for k, t in models[0].items() if self._is_common(k)}
         return Bundle({**common, **side_by_side("model", [*map(self._own, models)])})
 
+    def _check_common(self, forms: Weights) -> None:
+        """Check that prefixes name some weights, and not all; ConfigError otherwise."""
+        for prefix in self.common:
+            if not any(name.startswith(prefix) for name in forms):
+                raise ConfigError(f"[method] common: no weight of the net begins with {prefix!r}")
+        if not self._own(forms):
+            raise ConfigError(
+                "[method] common names all weights of the net, so there is one model alone: leave "
+                "some out, or take fedavg"
+            )
+
     def _is_common(self, name: str) -> bool:
         return bool(self.common) and name.startswith(self.common)
 
@@ -99,7 +112,7 @@ class Ifca(FedAvg):
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         own = self._own(ctx.run.forms)
-        trained = {role_in(upload, own) for upload in uploads.values()}
+        trained = {role_in(upload, own) for upload in uploads.values() if self.count(upload)}
         return state, {"models_trained": len(trained) / self.models}
 
     # --- client half ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedmodels.config.reduction import Reduction
-from fedmodels.errors import PayloadError, TooFewClients
+from fedmodels.errors import ConfigError, PayloadError, TooFewClients
 from fedmodels.methods import make
 from fedmodels.nets.split import weights_of
 from fedmodels.reductions.rule import rule_of
@@ -74,10 +74,12 @@ def test_two_clusters_by_hand():
     assert metrics == {"models_trained": 1.0}
     state, _ = reduced(ifca(ONE_STEP, weighting="examples"), ServerState(payload), uploads)
     assert state.common.weights[f"model1/{HEAD}"][0].item() == pytest.approx(-1.05678, abs=1e-6)
-    del uploads[0]  # nobody trained theta_0: it stays
-    state, metrics = reduced(experiment, ServerState(payload), uploads)
-    assert torch.equal(state.common.weights[f"model0/{HEAD}"], ray)
-    assert metrics == {"models_trained": 0.5}
+    uploads[0].scalars["num_examples"] = 0.0
+    for _ in range(2):  # nobody trained theta_0: it stays
+        state, metrics = reduced(experiment, ServerState(payload), uploads)
+        assert torch.equal(state.common.weights[f"model0/{HEAD}"], ray)
+        assert metrics == {"models_trained": 0.5}
+        uploads.pop(0, None)
 
 
 def test_one_model_is_fedavg(digits):
@@ -107,6 +109,19 @@ def test_common_layers_have_the_mean_of_all_clients(digits):
     after, _ = reduce(method, server, state, as_uploads(method, uploads))
     values = {k.split("/")[0]: t.unique().tolist() for k, t in after.common.weights.items()}
     assert values == {"base": [1.0], "model0": [0.0], "model1": [1.5]}
+
+
+@pytest.mark.parametrize(
+    ("common", "line"),
+    [
+        (["base/", "bse/"], "no weight of the net begins with 'bse/'"),
+        (["base/", "head/"], "there is one model alone"),
+    ],
+)
+def test_what_is_common_is_a_part_of_the_net(digits, common, line):
+    experiment = ifca(common=common)
+    with pytest.raises(ConfigError, match=line):
+        method_of(experiment).init_server(context_of(experiment, digits).run)
 
 
 @pytest.mark.parametrize(
