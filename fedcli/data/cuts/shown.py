@@ -24,13 +24,25 @@ class Shown:
 
 
 def shown(
-    scenario: ScenarioTable, made: Partition, num_train: int, seed: int
+    scenario: ScenarioTable,
+    made: Partition,
+    num_train: int,
+    seed: int,
+    origins: IntArray | None = None,
 ) -> tuple[Partition, Shown, Shown]:
     """Return a partition of rows, each of an example as it is shown, and those rows.
 
     Rows are of examples for training, then of those for testing, each in their order. An example of
     the global test set is shown as to the first client and task that it tests; one that tests
-    nobody as to a client and task that are drawn.
+    nobody as to a client and task that are drawn. Where domains take their examples from domains of
+    the data, it is shown in its own one, and not there if no task shows that.
+
+    Args:
+        scenario: says what is shown.
+        made: who holds which examples.
+        num_train: examples for training.
+        seed: the run's.
+        origins: the domain that each example may be shown in (n + m,), or -1; none for any.
 
     Raises:
         ConfigError: a domain or concept is shown to nobody.
@@ -51,8 +63,13 @@ def shown(
                     seen.update(np.unique(found).tolist())
                 parts[part].append([indices, *looks])
     _check_all_shown(scenario, used)
-    parts["global"] = [_global_looks(parts["test"], made.global_test, rng_of(seed, "shown global"))]
     offset = 0 if made.pooled else num_train
+    every = made.global_test
+    own = None if origins is None else origins[every + offset]
+    if own is not None:
+        every, own = every[own >= 0], own[own >= 0]
+    indices, domains, concepts = _global_looks(parts["test"], every, rng_of(seed, "shown global"))
+    parts["global"] = [[indices, domains if own is None else own, concepts]]
     for part in ("test", "global"):
         parts[part] = [[found[0] + offset, *found[1:]] for found in parts[part]]
     return _rows(made, parts, num_train)
@@ -129,7 +146,15 @@ def blurred(made: Partition, share: float, seed: int) -> Partition:
     Each other task gets equally many of them. So of tasks of one size exactly that share of the
     examples comes from the others, and other tasks change their size a little. Training and test
     examples do so alike.
+
+    Raises:
+        ConfigError: each client has one task.
     """
+    if all(len(tasks) == 1 for tasks in made.clients):
+        raise ConfigError(
+            "[scenario] blur exchanges examples of a client's tasks, and here clients have one "
+            "task each: leave it out"
+        )
     clients: list[tuple[TaskIndices, ...]] = []
     for client, tasks in enumerate(made.clients):
         if len(tasks) == 1:

@@ -126,8 +126,10 @@ def _looks(x: Images, steps: list[Step], scale: float, rng: np.random.Generator)
         elif word == "rotate" and numbers[0] % 90 == 0:
             x = _quarters(x, round(numbers[0] / 90))
         else:
-            shade = np.clip(LOOK[word](x / np.float64(scale), *numbers, rng), 0, 1) * scale
-            x = (np.rint(shade) if x.dtype.kind == "u" else shade).astype(x.dtype)
+            shade = LOOK[word](x / np.float64(scale), *numbers, rng)
+            x = (
+                np.rint(np.clip(shade, 0, 1) * scale) if x.dtype.kind == "u" else shade * scale
+            ).astype(x.dtype)
     return x
 
 

@@ -1,8 +1,9 @@
 """The synthetic streams of the literature on concept drift: SINE, CIRCLE and SEA.
 
 SINE and CIRCLE are of Gama and others, Learning with Drift Detection, SBIA 2004; SEA is of Street
-and Kim, KDD 2001. Numbers are those that FedDrift has (Jothimurugesan and others, AISTATS 2023).
-Labels are those of the first concept; ``[scenario.concepts]`` has the others.
+and Kim, KDD 2001, whose thresholds are 8, 9, 7 and 9.5. The numbers of SINE and CIRCLE are those of
+FedDrift's code (Jothimurugesan and others, AISTATS 2023). No label is wrong.
+``[scenario.concepts]`` has other concepts, and wrong labels.
 """
 
 from __future__ import annotations

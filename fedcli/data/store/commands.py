@@ -167,6 +167,7 @@ def _dealt(
     domains = scenario.domains
     if isinstance(scenario, Natural) and domains is not None and domains.deals_apart:
         dataset = dataset.by_person()
+    taken_from = origins(dataset, domains) if domains is not None else None
     made = partition(
         scenario,
         strata(dataset.train_y),
@@ -179,14 +180,14 @@ def _dealt(
         has_own_parts=dataset.has_own_parts,
         overlapping=dataset.overlapping,
         own_tasks=dataset.tasks,
-        origins=origins(dataset, domains) if domains is not None else None,
+        origins=taken_from,
     )
     if isinstance(scenario, Natural):
         names = list(made.names) or dataset.client_names
         _tell_left_out(names, num_clients)
         made = replace(made, names=tuple(names[:num_clients]))
     if scenario.timelines:
-        made, train, test = shown(scenario, made, len(dataset.train_y), seed)
+        made, train, test = shown(scenario, made, len(dataset.train_y), seed, taken_from)
         dataset = as_shown(dataset, scenario, train, test, seed)
     if scenario.blur is not None:
         made = blurred(made, scenario.blur, seed)

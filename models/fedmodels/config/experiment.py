@@ -105,6 +105,18 @@ class Experiment(StrictTable):
         return self
 
     @model_validator(mode="after")
+    def _changes_are_of_clients_there_are(self) -> Experiment:
+        """Refuse a change of domains or concepts at a client that the run does not have."""
+        for line in self.scenario.timelines if self.scenario else ():
+            if (last := max(line.clients or (), default=0)) >= self.schedule.clients:
+                raise ConfigError(
+                    f"[scenario.{line.table}] clients has client {last}, and with [schedule] "
+                    f"clients = {self.schedule.clients} they go from 0 to "
+                    f"{self.schedule.clients - 1}"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _loss_is_of_what_is_learned(self) -> Experiment:
         """Let numbers and several labels have their own loss, and refuse another one."""
         columns, training = self.data.columns if self.data else None, self.training

@@ -120,12 +120,12 @@ class Timeline(StrictTable):
     @model_validator(mode="after")
     def _check_words(self) -> Timeline:
         for text in self.show:
+            where = f"[scenario.{self.table}] show = {text!r}:"
             for part in text.split(AND):
                 word, *rest = part.split() or [""]
                 if part.strip() == PLAIN or (word == FROM and rest and self.table == "domains"):
                     continue
                 known = self.words.get(word)
-                where = f"[scenario.{self.table}] show = {text!r}:"
                 if known is None:
                     names = [PLAIN, *self.words]
                     hint = suggestion(word, names)
@@ -138,6 +138,15 @@ class Timeline(StrictTable):
                     fault = f"takes numbers, not {' '.join(rest)!r}"
                 if fault:
                     raise ConfigError(f"{where} {word!r} {fault}")
+            if sum(part.split()[:1] == [FROM] for part in text.split(AND)) > 1:
+                raise ConfigError(f"{where} examples come {FROM!r} one domain, not several")
+        written = [" ".join(text.split()) for text in self.show]
+        again = next((text for v, text in enumerate(written) if text in written[:v]), None)
+        if again is not None:
+            raise ConfigError(
+                f"[scenario.{self.table}] show has {again!r} twice: list it once, and say by order "
+                'or when = "recurring" that it comes again'
+            )
         return self
 
     @model_validator(mode="after")

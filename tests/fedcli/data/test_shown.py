@@ -23,6 +23,7 @@ from fedmodels.config.data import Data
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.timeline import Concepts
 from fedmodels.errors import ConfigError
+from tests.conftest import tiny_experiment
 
 SCENARIOS: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 QUIET = Console(file=io.StringIO())
@@ -88,6 +89,7 @@ def test_a_gradual_change_is_a_mixture_that_moves():
         ({"show": ["plain"], "when": "gradual", "every": 1}, "raise every"),
         ({"show": ["plain"], "order": [[1]]}, "show lists 0 to 0"),
         ({"show": ["plain"], "order": [[0]], "waves": 2}, "leave waves out"),
+        ({"show": ["plain", "swap 0 1", "plain"]}, "show has 'plain' twice: list it once"),
     ],
 )
 def test_a_timeline_that_says_nothing_possible_is_refused(table, words):
@@ -107,6 +109,7 @@ def test_a_timeline_that_says_nothing_possible_is_refused(table, words):
         ({"kind": "replay_gradual", "domains": {"show": ["plain", "invert"]}}, "every is needed"),
         ({"domains": {"show": ["plain"], "whole": True}}, "whole = true"),
         ({"domains": {"show": ["from a", "plain"]}}, "give it for all"),
+        ({"domains": {"show": ["from a + from b"]}}, "one domain, not several"),
         ({"domains": {"show": ["from a", "from b"], "when": "gradual"}}, "blur for mixed"),
     ],
 )
@@ -201,6 +204,32 @@ def test_a_share_of_each_task_comes_from_the_others():
     assert made.clients[1] == tasks[:1]
 
 
+def test_borders_of_single_tasks_are_refused():
+    one = (TaskIndices(np.arange(4), np.arange(2)),)
+    with pytest.raises(ConfigError, match=r"blur exchanges .* one task each"):
+        blurred(Partition((one, one), np.arange(2)), 0.5, 0)
+
+
+def test_a_change_at_a_client_that_is_not_there_is_refused():
+    domains = {"show": ["plain", "invert"], "first": "by_client", "clients": [0, 99]}
+    with pytest.raises((ConfigError, ValidationError), match=r"client 99, and with .* from 0 to 3"):
+        tiny_experiment(
+            scenario={"kind": "iid", "tasks": 2, "domains": domains}, schedule={"clients": 4}
+        )
+
+
+def test_an_example_of_the_global_test_set_keeps_the_domain_that_it_has():
+    """Test examples 0 to 3 are of domains 0, 1, 1, 0, and 4 of one that no task shows."""
+    table = scenario(domains={"show": ["from a", "from b"], "when": "never", "first": "by_client"})
+    clients = tuple((TaskIndices(np.array([i]), np.array([i])),) for i in range(2))
+    origins = np.array([0, 1, 0, 1, 1, 0, -1])
+    for seed in range(4):
+        made, _, test = shown(table, Partition(clients, np.arange(5)), 2, seed, origins)
+        at = made.global_test
+        assert test.examples[at].tolist() == [0, 1, 2, 3]
+        assert test.domains[at].tolist() == [0, 1, 1, 0]
+
+
 # --- looks and meanings
 
 
@@ -234,6 +263,8 @@ def test_turns_by_hand():
     one[0, 0, 1, 3] = 1
     exact = looks._quarters(one, 1)
     assert np.allclose(looks.LOOK["rotate"](one, 90, None), exact, atol=1e-9)
+    (shifted,) = looks._looks(one - 1, [("rotate", (45.0,))], 1.0, np.random.default_rng(0))
+    assert shifted[0, 2, 2] == pytest.approx(-1)  # numbers are no shades: none is cut at 0
     window = np.array([[[1.0, 0.0, 7.0, 0.0, 2.0, 3.0]]])
     assert np.allclose(looks.turned(window, 90), [[[0, 1, 7, -2, 0, 3]]])
 
