@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import json
+import logging
+import time
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedmodels.commands import forget_options
 from fedmodels.errors import ConfigError
-from fedmodels.machine import require_linux
-from fedmodels.options import Sets
+from fedmodels.log_lines import LogLevel, event_of, json_text
+from fedmodels.options import AsJson, Level, Quiet, Sets
+from fedsrv.commands.options import set_up
+
+if TYPE_CHECKING:
+    from fedsrv.sweep.outcome import Outcome
 
 sweep_app = typer.Typer()
 
@@ -50,10 +57,12 @@ def sweep(
             help="Of one run on a cluster: num_gpus=0.5 (Ray), slurm_partition=gpu (Slurm).",
         ),
     ] = None,
+    quiet: Quiet = False,
+    log_level: Level = LogLevel.INFO,
+    as_json: AsJson = False,
 ) -> None:
     """Run methods × seeds × settings and tabulate them; finished runs are kept."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    require_linux()
+    level = set_up(quiet, log_level, as_json)
     forget_options()
     from rich.console import Console
 
@@ -63,7 +72,8 @@ def sweep(
 
     outlive_readers()
     rows, sets = only or (), sets or []
-    found, say = Sweep.read(file), typer.echo
+    found, says = Sweep.read(file), level.number <= logging.INFO
+    say = partial(_say, level=level.number, as_json=as_json)
     if choose not in (None, "validation"):
         raise ConfigError(f"--choose {choose!r}: only validation parts may choose: validation")
     if search is not None:
@@ -75,6 +85,27 @@ def sweep(
         return run_search(found, out, wanted, (seeds or found.seeds)[0], sets, say)
     where: Any = {"jobs": jobs, "on": on, "resources": resources or ()}
     where["chooses"] = choose is not None
-    run_sweep(
-        found, out, only=rows, seeds=seeds or (), sets=sets, say=say, console=Console(), **where
-    )
+    where["console"] = Console() if says and not as_json else None
+    where["show"] = partial(_show, says=says) if as_json else None
+    run_sweep(found, out, only=rows, seeds=seeds or (), sets=sets, say=say, **where)
+
+
+def _say(line: str, *, level: int, as_json: bool) -> None:
+    """Print a line that matters enough, or an object of it."""
+    from fedsrv.sweep.execution import Grave
+
+    matters = LogLevel.WARNING if isinstance(line, Grave) else LogLevel.INFO
+    if matters.number >= level:
+        typer.echo(_object("sweep", {"level": matters, "line": line}) if as_json else line)
+
+
+def _show(outcome: Outcome, *, says: bool) -> None:
+    """Print the tables as the object that ``record.json`` holds."""
+    from fedsrv.sweep.outcome import to_json
+
+    if says:
+        typer.echo(_object("tables", json.loads(to_json(outcome))))
+
+
+def _object(kind: str, detail: dict[str, Any]) -> str:
+    return json_text(event_of(kind, time.time(), detail=detail))

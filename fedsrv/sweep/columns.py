@@ -15,7 +15,7 @@ from fedmodels.numerics.metric_names import METRICS, is_known
 from fedsrv.report.comparison import SPENT
 from fedsrv.report.frame import RunNumbers
 from fedsrv.state.run_record import read_run
-from fedsrv.sweep.execution import Say
+from fedsrv.sweep.execution import Grave, Say
 from fedsrv.sweep.outcome import read_numbers, tables_of
 from fedsrv.sweep.plan import PlannedRun, Sweep
 
@@ -89,9 +89,7 @@ class Watch:
         try:
             found = [read_numbers(run, columns, curves) for run in ended.values()]
             for fault in faults(self._sweep, found, next(iter(ended.values())).directory):
-                self._say(
-                    f"note: so far {fault} Finished runs are kept: once the name is mended, the "
-                    "same command goes on"
-                )
+                line = f"note: so far {fault} Finished runs are kept: once the name is mended, the "
+                self._say(Grave(line + "same command goes on"))
         except ArchiveError:
             return

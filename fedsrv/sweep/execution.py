@@ -21,6 +21,7 @@ from fedsrv.state.run_directory import may_hold_a_run
 from fedsrv.sweep.plan import PlannedRun
 
 Say = Callable[[str], None]
+"""Is told a line; :class:`Grave` where ``--quiet`` says it, too."""
 Call = Callable[[PlannedRun, Say], str]
 """Runs one run to its end; returns why it failed, or nothing."""
 Each = Callable[[Call, Sequence[PlannedRun]], Iterable[tuple[PlannedRun, str]]]
@@ -31,6 +32,10 @@ POLL_S = 0.5
 """Seconds between two looks at a run that may be stopped."""
 Resources = Mapping[str, str | int | float]
 """What one run takes of a cluster."""
+
+
+class Grave(str):
+    """A line of a sweep on which somebody may have to act."""
 
 
 def execute(
@@ -59,7 +64,7 @@ def execute(
         for group in (leading, others):
             for run, failure in each(RunCommand(further, here), group):
                 if failure:
-                    say(failure)
+                    say(Grave(failure))
                 ended_one(run)
     except KeyboardInterrupt:  # Ctrl-C has ended the runs under way, too; no further one begins
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -101,7 +106,8 @@ def _deal_out(run: PlannedRun, directory: str, say: Say) -> None:
             shutil.rmtree(copy, ignore_errors=True)
     except OSError as error:
         why = reason_of(error)
-        say(f"{data} cannot be written, so that every run deals out its own data: {why}")
+        line = f"{data} cannot be written, so that every run deals out its own data: {why}"
+        say(Grave(line))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.processes import Box, next_said
 from fedsrv.ray_cluster import RayCluster, lacking
-from fedsrv.sweep.execution import Call, Each, Resources, RunCommand, Say
+from fedsrv.sweep.execution import Call, Each, Grave, Resources, RunCommand, Say
 from fedsrv.sweep.plan import Cell, PlannedRun
 
 MAX_STARTS = 4
@@ -63,11 +63,11 @@ def ray_runs(place: str, out: Path, resources: Resources, say: Say) -> Iterator[
                 if "node" in fact:
                     say(f"{name} runs on {fact['node']}, of {place}")
                 elif "waits" in fact:
-                    say(f"{name} waits: {fact['waits']}")
+                    say(Grave(f"{name} waits: {fact['waits']}"))
                 elif "failure" in fact:
                     yield left.pop(name), fact["failure"]
                 elif starts[name] < MAX_STARTS:
-                    say(f"{name} is started again: {fact['why']}")
+                    say(Grave(f"{name} is started again: {fact['why']}"))
                     start(name)
                 else:
                     yield left.pop(name), f"{name} failed: {fact['why']} (see {log})"

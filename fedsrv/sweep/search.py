@@ -18,7 +18,7 @@ from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
 from fedmodels.numerics.randomness import derive_seed
 from fedsrv.state.run_directory import make_directory
-from fedsrv.sweep.execution import RunCommand, Say, deal_out
+from fedsrv.sweep.execution import Grave, RunCommand, Say, deal_out
 from fedsrv.sweep.plan import PlannedRun, Range, Search, Sweep, plan
 
 Settings = Mapping[str, Any]
@@ -125,7 +125,7 @@ def _tried(
         pruned = (bool(told) and asked.should_prune()) or is_pruned()
     state = "pruned" if pruned else "finished" if run.is_finished and told else "failed"
     if state == "failed":
-        say(failure or f"{run.directory.name} has no score on validation parts")
+        say(Grave(failure or f"{run.directory.name} has no score on validation parts"))
     return Trial(number, settings, run.config, told, state)
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from fedmodels.errors import ConfigError, RunFailed, pip_line
 from fedmodels.machine import set_by_sigterm
-from fedsrv.sweep.execution import Call, Each, Resources, Say
+from fedsrv.sweep.execution import Call, Each, Grave, Resources, Say
 from fedsrv.sweep.plan import PlannedRun
 
 MINUTES = 24 * 60
@@ -224,7 +224,7 @@ class Queue:
         self._next = time.monotonic() + self._interval
         self._interval = min(2 * self._interval, ASK_S[1])
         if problem and not self._is_silent:
-            self._say(f"{problem}; the sweep waits for it, and the jobs run on")
+            self._say(Grave(f"{problem}; the sweep waits for it, and the jobs run on"))
         self._is_silent = bool(problem)
         if problem:
             return
@@ -235,7 +235,8 @@ class Queue:
                 self._interval = ASK_S[0]
             if before == "RUNNING" and one.state == "PENDING":
                 name = one.run.directory.name
-                self._say(f"{name}: Slurm has queued job {one.job.job_id} again; its run resumes")
+                line = f"{name}: Slurm has queued job {one.job.job_id} again; its run resumes"
+                self._say(Grave(line))
         self._tell_of_waits(followed)
 
     def _tell_of_waits(self, followed: Sequence[SubmittedRun]) -> None:
@@ -250,7 +251,7 @@ class Queue:
         for reason, jobs in waiting.items():
             some = ", ".join(jobs[:3]) + (f" and {len(jobs) - 3} more" if len(jobs) > 3 else "")
             who = f"job {some} waits" if len(jobs) == 1 else f"jobs {some} wait"
-            self._say(f"{who} in Slurm's queue: {reason}")
+            self._say(Grave(f"{who} in Slurm's queue: {reason}"))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ of a cluster share the sweep's directory.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
@@ -28,7 +28,7 @@ from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.state.run_record import RunRecord, read_run
 from fedsrv.sweep.columns import Watch, check_names, faults
-from fedsrv.sweep.execution import Call, Each, Say, execute
+from fedsrv.sweep.execution import Call, Each, Grave, Say, execute
 from fedsrv.sweep.fairness import fairness
 from fedsrv.sweep.outcome import ForPapers, Outcome, outcome_of, read_numbers, to_json, unit_of
 from fedsrv.sweep.plan import Cell, PlannedRun, Sweep, plan
@@ -50,6 +50,7 @@ def run_sweep(
     resources: Sequence[str] = (),
     chooses: bool = False,
     say: Say = print,
+    show: Callable[[Outcome], None] | None = None,
     console: Console | None = None,
 ) -> None:
     """Run a sweep and write ``report.html``, tables, a picture and the record.
@@ -68,6 +69,7 @@ def run_sweep(
         resources: what each takes of the cluster, as ``--resource`` takes it.
         chooses: say which setting of each row is the best on validation parts.
         say: told what is run, how far it is, what failed, and the tables.
+        show: given the tables, in place of ``say``.
         console: where the runs are shown live if it is a terminal.
 
     Raises:
@@ -85,7 +87,7 @@ def run_sweep(
     runs = plan(sweep, out, rows, seeds, sets)
     check_names(sweep)
     if said := fairness(sweep, runs):
-        say(f"fairness: {said}")
+        say(Grave(f"fairness: {said}"))
     if chooses:
         check_chooses(runs)
     _refuse_other_configs(runs)
@@ -96,7 +98,7 @@ def run_sweep(
     failed += damaged
     ended = [run for run in runs if run not in failed]
     with _writing_tables(out):
-        outcome = _write_all(sweep, runs, len(seeds), damaged, ended, out, say)
+        outcome = _write_all(sweep, runs, len(seeds), damaged, ended, out, say, show)
     if chooses:
         for line in choices(ended):
             say(line)
@@ -129,8 +131,9 @@ def _write_all(
     ended: Sequence[PlannedRun],
     out: Path,
     say: Say,
+    show: Callable[[Outcome], None] | None,
 ) -> Outcome | None:
-    """Say the tables of a sweep, and write them and its page; return what it came to.
+    """Show the tables of a sweep, and write them and its page; return what it came to.
 
     Without columns, those of a report's first table are shown; None where no run has ended.
     """
@@ -145,7 +148,8 @@ def _write_all(
     outcome = outcome_of(sweep, runs, seeds, damaged)
     if ended:
         outcome = replace(outcome, paper=_for_papers(outcome, records, ended))
-    _tabulate(outcome, out, say)
+    (show or (lambda outcome: say(page(outcome))))(outcome)
+    _tabulate(outcome, out)
     if ended:
         write_html(records, out / "report.html", [section_of(outcome)])
         say(f"report: {out / 'report.html'}")
@@ -173,11 +177,9 @@ def _for_papers(
     return ForPapers(extent, least)
 
 
-def _tabulate(outcome: Outcome, out: Path, say: Say) -> None:
-    """Say the tables of a sweep, and write all files that are made of its columns."""
-    text = page(outcome)
-    say(text)
-    write_atomically(out / "table.md", text)
+def _tabulate(outcome: Outcome, out: Path) -> None:
+    """Write all files that are made of a sweep's columns."""
+    write_atomically(out / "table.md", page(outcome))
     write_atomically(out / "table.tex", outcome.table().latex())
     write_atomically(out / "record.json", to_json(outcome))
     write_csv(outcome, out)
@@ -208,7 +210,8 @@ def _is_sound(run: PlannedRun, sweep: Sweep, say: Say) -> bool:
         if sweep.columns:
             read_numbers(run, [*sweep.columns.values()], [*sweep.curves.values()])
     except ArchiveError as error:
-        say(f"{run.directory.name} is left out: {error}; remove its directory to run it again")
+        line = f"{run.directory.name} is left out: {error}; remove its directory to run it again"
+        say(Grave(line))
         return False
     return True
 

@@ -660,3 +660,25 @@ def test_curves_settings_and_latex(sweep, tmp_path, launches):
     assert r"50 \%: FedAvg & \textbf{50.00} & 2.5 & 3.0 \\" in (out / "table.tex").read_text()
     empty = Outcome([], [Cell("", "x_1 ±")], {"n": "bytes.up"}, "", 0).table()
     assert empty.latex().splitlines()[3] == r"x\_1 $\pm$ & -- \\"
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_sweep_as_objects_and_quietly(sweep, launches, tmp_path, broken):
+    """A failure is told quietly, too; the tables are those of record.json."""
+    sweep()
+    launches.broken = {"local-seed0"} if broken else set()
+    words = ["sweep", str(tmp_path / "sweep.toml"), "--seed", "0", "--out"]
+    found = CliRunner().invoke(fedsrv.cli.app, [*words, str(tmp_path / "one"), "--json"])
+    objects = [json.loads(line) for line in found.stdout.splitlines()]
+    assert all({"kind", "detail", "unix_time"} <= one.keys() for one in objects)
+    tables = [one["detail"] for one in objects if one["kind"] == "tables"]
+    assert tables == [json.loads((tmp_path / "one" / "record.json").read_text())]
+    lines = [one["detail"] for one in objects if one["kind"] == "sweep"]
+    grave = [one["line"] for one in lines if one["level"] == "warning"]
+    launches.commands.clear()
+    quiet = CliRunner().invoke(fedsrv.cli.app, [*words, str(tmp_path / "two"), "--quiet"])
+    assert bool(quiet.exit_code) == bool(found.exit_code) == broken
+    assert (tmp_path / "two" / "record.json").exists()
+    assert quiet.stdout.count("its disk is full") == sum("its disk is full" in o for o in grave)
+    assert len(quiet.stdout.splitlines()) == len(grave) < len(lines)
+    assert any("its disk is full" in line for line in grave) == broken
