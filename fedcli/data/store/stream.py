@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,13 +100,23 @@ class Validation:
         places = np.empty_like(of)
         places[order] = np.arange(len(of)) * hop
         trains = ~kept & ~near_tests(of, places, kept, reach)
-        if trains.any():
-            return trains
-        log.warning(
-            "note: %s: each window of task %d shares rows with one that is kept for validation: "
-            "they are trained on all the same", data.directory, task,
-        )  # fmt: skip
-        return ~kept
+        if not trains.any():
+            _tell(f"{data.directory}: each window of task {task} shares rows with one that is kept "
+                  "for validation: they are trained on all the same")  # fmt: skip
+            return ~kept
+        lost = np.setdiff1d(y[~kept], y[trains]).tolist() if y.ndim == 1 else []
+        if lost:
+            names = data.file.class_names
+            named = ", ".join(names[k] if names else str(k) for k in lost)
+            _tell(f"{data.directory}: no window of {named} in task {task} is trained on: each is "
+                  "too near to one that is kept for validation")  # fmt: skip
+        return trains
+
+
+@cache
+def _tell(line: str) -> None:
+    """Say a line, once in a process."""
+    log.warning("note: %s", line)
 
 
 def _steps(data: ClientData) -> tuple[int, int]:

@@ -198,5 +198,14 @@ def test_where_no_window_is_left_all_are_trained_on_and_a_line_says_so(tmp_path,
     assert "each window of task 0 shares rows with one that is kept" in caplog.text
 
 
+def test_a_class_of_which_no_window_is_left_is_named_once(tmp_path, caplog):
+    """The few windows of y overlap each other, so that one for validation is near the others."""
+    data = numbered(tmp_path, rows=76, label="label", window=6, hop=1)
+    trained, _ = opened(data)
+    assert trained
+    opened(data)
+    assert caplog.text.count("no window of y in task 0 is trained on") == 1
+
+
 def test_a_partition_does_not_depend_on_the_share(table):
     assert table.model_copy(update={"validation_share": 0.5}).identity() == table.identity()
