@@ -102,6 +102,8 @@ def _looking(dataset: Dataset, domains: Domains, train: Shown, test: Shown, seed
             raise ConfigError(f"{where} {word!r} is for images")
         if word not in GEOMETRY and parts[0].dtype.kind != "u":
             raise ConfigError(f"{where} {word!r} is for images whose shades are whole numbers")
+    if "jpeg" in words and parts[0].shape[1] not in (1, 3):
+        raise ConfigError(f"{where} 'jpeg' is for grey images, and for those of three colours")
     if "colour" in words:
         if parts[0].shape[1] != 1:
             raise ConfigError(f"{where} 'colour' is for grey images")

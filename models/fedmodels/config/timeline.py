@@ -163,7 +163,7 @@ class Timeline(StrictTable):
         if self.when == "never" and self.first == "same" and self.order is None:
             raise ConfigError(f'{where} when = "never" shows the first one to everybody: set first '
                               '= "by_client"')  # fmt: skip
-        for key in ("every", "waves"):
+        for key in ("every", "waves", "clients"):
             if self.when == "never" and self.differs(key):
                 raise ConfigError(f'{where} {key} does nothing with when = "never": leave it out')
         if self.when == "gradual" and self.every == 1:

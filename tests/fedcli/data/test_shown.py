@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from fedcli.data.cuts.cut_input import Partition, TaskIndices
-from fedcli.data.cuts.shown import blurred, shown
+from fedcli.data.cuts.shown import Shown, blurred, shown
 from fedcli.data.sets import looks
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
@@ -85,6 +85,10 @@ def test_a_gradual_change_is_a_mixture_that_moves():
         (
             {"show": ["plain"], "when": "never", "first": "by_client", "every": 2},
             "every does nothi",
+        ),
+        (
+            {"show": ["plain"], "when": "never", "first": "by_client", "clients": [1]},
+            "clients does",
         ),
         ({"show": ["plain"], "when": "gradual", "every": 1}, "raise every"),
         ({"show": ["plain"], "order": [[1]]}, "show lists 0 to 0"),
@@ -253,6 +257,16 @@ def test_looks_by_hand():
     weights = np.exp(-(np.arange(-4, 5) ** 2) / 2)
     assert np.allclose(spread[4], weights * weights[4] / weights.sum() ** 2)
     assert np.abs(looks.LOOK["jpeg"](flat, 5, rng) - 0.5).max() < 0.01
+
+
+def test_jpeg_takes_images_of_one_or_three_channels():
+    data = load(Data(name="digits")).at(train=np.arange(4), test=np.arange(2))
+    four = replace(data, train_x=np.repeat(data.train_x, 4, 1), test_x=np.repeat(data.test_x, 4, 1))
+    rows = [Shown(np.arange(n), np.zeros(n, int), np.zeros(n, int)) for n in (4, 2)]
+    table = scenario(domains={"show": ["jpeg 1"]})
+    assert looks.as_shown(data, table, *rows, 0).train_x.shape == data.train_x.shape
+    with pytest.raises(ConfigError, match="grey images, and for those of three colours"):
+        looks.as_shown(four, table, *rows, 0)
 
 
 def test_turns_by_hand():
