@@ -29,13 +29,21 @@ class Figures:
                 f"fedtide_{name}", what, labels, registry=self._registry
             )
 
-        self._requests = made("Counter", "predict_requests", "Requests by HTTP status.", "code")
+        self._requests = made(
+            "Counter", "predict_requests", "Requests to `/predict` by HTTP status.", "code"
+        )
         self._seconds = made("Histogram", "predict_seconds", "Duration of a request to predict.")
         self._named = made("Counter", "predictions", "Inputs by the class named.", "class")
-        self._round = made("Gauge", "live_model_round", "Round of the live model, from 1.")
+        self._round = made(
+            "Gauge", "live_model_round", "Round of the live model, from 1; 0: none yet."
+        )
         self._reads = made("Gauge", "live_model_reads", "Models that this process has read.")
         self._held = made("Gauge", "live_model_held", "1 while a roll-back holds the live model.")
-        self._events = made("Gauge", "live_model_events", "Since the client began.", "event")
+        self._events = made(
+            "Gauge", "live_model_events",
+            "How often a model `went_live`, was `refused` by the guard, and how many `rollbacks` "
+            "there were, since the client's first model.", "event",
+        )  # fmt: skip
 
     def count(self, status: HTTPStatus, seconds: float) -> None:
         """Count a request to predict."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 from yaml import safe_load
 
 import fedsrv.cli
+from fedsrv.tracking.prometheus import Exporter
+from tests.conftest import script_of
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
@@ -81,3 +84,54 @@ def test_no_key_and_no_data_get_into_an_image():
 def test_systemd_takes_a_stop_for_success_and_repeats_no_mistake():
     lines = (DEPLOY / "fedsrv.service").read_text().splitlines()
     assert {"SuccessExitStatus=143", "RestartPreventExitStatus=2"} <= set(lines)
+
+
+PROMETHEUS = """
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: fedtide_interactions_committed, values: "1+1x20 21x60"}}
+      - {{series: fedtide_finished, values: "0x100"}}
+      - {{series: fedtide_resting, values: "0x100"}}
+      - {{series: 'fedtide_models_refused_total{{client="3"}}', values: "_x50 1x60"}}
+      - {{series: fedtide_clients_joined, values: "3x100"}}
+      - {{series: fedtide_clients_present, values: "3x60 2x40"}}
+    promql_expr_test:
+"""
+FIRE = [
+    (19, "FedtideNoCommit", 0), (65, "FedtideNoCommit", 1), (45, "FedtideModelRefused", 0),
+    (55, "FedtideModelRefused", 1), (55, "FedtideClientGone", 0), (70, "FedtideClientGone", 1),
+]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_prometheus_raises_the_alerts(tmp_path):
+    lines = [
+        f"      - {{eval_time: {minute}m, expr: {firing(name)!r}, "
+        f"exp_samples: [{{labels: '{{}}', value: {count}}}]}}"
+        for minute, name, count in FIRE
+    ]
+    rules = DEPLOY / "prometheus" / "alerts.yml"
+    (tmp_path / "test.yml").write_text(PROMETHEUS.format(rules=rules) + "\n".join(lines) + "\n")
+    subprocess.run(["promtool", "check", "rules", rules], check=True)
+    subprocess.run(["promtool", "test", "rules", tmp_path / "test.yml"], check=True)
+
+
+def test_alerts_ask_for_figures_that_are_there():
+    told = {re.split(r"[{]", name)[0] for name in script_of("monitoring").figures(exporter())}
+    rules = safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
+    asked = {name for rule in rules for name in re.findall(r"fedtide_\w+", rule["expr"])}
+    assert asked <= told
+    assert len(asked) > 5
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    assert re.findall(r"^\| `(Fedtide\w+)`", page, re.MULTILINE) == [r["alert"] for r in rules]
+
+
+def firing(alert: str) -> str:
+    return f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
+
+
+def exporter() -> Exporter:
+    return Exporter(pytest.importorskip("prometheus_client"))

@@ -154,7 +154,7 @@ def test_the_page_of_what_leaves_has_every_message():
     assert {*script.fields_on(page)} == {script.label_of(case) for case in script.CASES}
 
 
-@pytest.mark.parametrize("name", ["commands", "configuration", "schema"])
+@pytest.mark.parametrize("name", ["commands", "configuration", "monitoring", "schema"])
 def test_a_generated_page_is_current(name):
     assert (ROOT / "docs" / f"{name}.md").read_text() == generated(name), "make docs writes it"
 
