@@ -53,7 +53,10 @@ WORDS = {
 }
 """Keys that take any text, which names nothing on a machine."""
 SWITCHES = {
-    **dict.fromkeys(("FedPer.private", "FedRep.private"), "beginnings of names of tensors"),
+    **dict.fromkeys(
+        ("FedPer.private", "FedRep.private", "Ifca.common", "LgFedAvg.private"),
+        "beginnings of names of tensors",
+    ),
     "FedMLPReading.share": "a beginning of names of blocks",
     **dict.fromkeys(("torchvision.model", "timm.model"), "a name of the library's own list"),
     **dict.fromkeys(("torchvision.head", "timm.head"), "a name of a layer"),

@@ -28,8 +28,8 @@ from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_expe
 from tests.fedmodels.methods.test_conformance import experiment_for
 
 TOGETHER = [
-    "centralized", "fedavg", "fedbabu", "fedic", "fedntd", "fedper", "fedprox", "fedproto",
-    "fedrep", "gldp", "local", "moon", "pfedgraph", "scaffold",
+    "centralized", "fedavg", "fedbabu", "feddyn", "fedic", "fedntd", "fedper", "fedprox",
+    "fedproto", "fedrep", "gldp", "ifca", "lg-fedavg", "local", "moon", "pfedgraph", "scaffold",
 ]  # fmt: skip
 SIZES = (21, 16, 9, 21, 0)
 """Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""
