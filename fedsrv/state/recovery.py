@@ -216,9 +216,13 @@ def _anew(lines: list[Mapping[str, Any]], last: int) -> dict[int, int]:
 def _gone(lines: list[Mapping[str, Any]], say: Callable[[str], None]) -> dict[str, str]:
     """Return the facts that say which clients take no part, from when on and why, by the log."""
     first, reasons = dict[int, int](), dict[str, str]()
-    told = (line for line in lines if line["what"] == "forgotten")
-    tasks = [(int(line["client"]), int(line["task"])) for line in told]
+    tasks, is_done = list[tuple[int, int]](), False
     for line in lines:
+        if line["what"] == "forgotten":
+            tasks.append((int(line["client"]), int(line["task"])))
+            is_done = False
+        if line["what"] == "rolled back" and int(line["after"]) < 0:  # no earlier record is left
+            is_done = True
         if line["what"] == "set aside" and "task" not in line:
             client, number = int(line["client"]), int(line["interaction"])
             first[client] = min(number, first.get(client, number))
@@ -228,6 +232,8 @@ def _gone(lines: list[Mapping[str, Any]], say: Callable[[str], None]) -> dict[st
         named = ", ".join(f"task {task} of client {client}" for client, task in sorted(tasks))
         say(f"forgotten, as {AUDIT} tells: {named}")
         found["forgotten"] = json.dumps(sorted(tasks))
+        if is_done:
+            found["forgotten_done"] = found["forgotten"]
     if first:
         say(f"set aside, as {AUDIT} tells: clients {', '.join(map(str, sorted(first)))}")
         aside = json.dumps(sorted(first.items()))

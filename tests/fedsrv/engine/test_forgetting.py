@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import ConfigError
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.state.forgetting import WHY, forget
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.lineage import lineage_of
@@ -158,7 +159,10 @@ def test_a_database_made_anew_knows_which_tasks_are_forgotten(digits, tmp_path):
         file.unlink()
     recover(run, said.append)
     assert "forgotten, as audit.jsonl tells: task 0 of client 1" in said
-    assert_same(run_in_process(experiment, digits, run, resume=True), again)
+    trained = list[int]()
+    note = {"before": lambda o: o.kind == rpc.ORDER_KIND_TRAIN and trained.append(o.interaction)}
+    assert_same(run_in_process(experiment, digits, run, resume=True, **note), again)
+    assert trained == [], "it was computed without the task before"
     for line, tasks in [
         ("--forget 1:2: the tasks of client 1 are 0 to 1", [(1, 2)]),
         ("--forget 1:1: no task of client 1 would be left", [(1, 1)]),
