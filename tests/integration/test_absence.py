@@ -1,8 +1,15 @@
 """Runs that go on without a client: one that never came, and one that did not come back."""
 
+import os
+import signal
+
 import pytest
 
-from tests.conftest import records_of
+from fedcli.data.store.growing import add_task
+from fedsrv.watching import steer
+from tests.conftest import records_of, tiny_experiment
+from tests.fedcli.data.test_growing import images
+from tests.fedcli.data.test_own_data import own
 from tests.integration.conftest import tables
 from tests.integration.harness import reached
 
@@ -38,3 +45,30 @@ def test_a_client_is_gone_when_the_coordinator_comes_back(loopback, steer):
     records = records_of(run.out)
     assert len(records) == 4
     assert records[-1]["cohort"] == [0, 2]
+
+
+def test_a_client_that_is_stopped_for_longer_than_its_lease_comes_back(loopback, tmp_path):
+    """An open run learns of others meanwhile; what it owes the stopped client comes later."""
+    for client in range(2):
+        own(tmp_path / "own", client, class_names=["a", "b"])
+    schedule = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2}
+    experiment = tiny_experiment(
+        method="fedper", net={"name": "mlp", "hidden": [4]}, schedule=schedule,
+        server={"min_clients": 1, "deadline_s": 2.0},
+    ).model_copy(update={"scenario": None, "data": None})  # fmt: skip
+    run = loopback(experiment)
+    run.lease_s = 1.5
+    server = run.serve()
+    clients = [run.join(str(client), data=tmp_path / "own") for client in range(2)]
+    server.wait_kind("resting")
+    os.kill(clients[1].pid, signal.SIGSTOP)
+    for client in range(2):
+        add_task(tmp_path / "own", client, images(tmp_path / f"{client}", "a", "b"))
+        server.wait_kind("commit", interaction=client + 1)
+        if client == 0:
+            os.kill(clients[1].pid, signal.SIGCONT)
+    steer(f"127.0.0.1:{run.port}", close=True)
+    run.finish(server, *clients)
+    records = records_of(run.out)
+    assert [record["cohort"] for record in records] == [[0, 1], [0], [0, 1]]
+    assert [g["tasks"] for r in records for g in r["growths"]][1:] == [[[0, 2]], [[1, 2]]]

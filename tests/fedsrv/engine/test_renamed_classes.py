@@ -41,7 +41,10 @@ from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own
 from tests.fedsrv.engine.test_open_run import Dies
 from tests.fedsrv.engine.test_own_classes import OPEN, SITES, described, open_run
+from tests.fedsrv.engine.test_private_rounds import NOISE, fixed_secrets
 from tests.runs import Killed
+
+__all__ = ["fixed_secrets"]
 
 RUN = RunClasses(("a", "b"), ("c",))
 """Two classes, and one that came."""
@@ -201,10 +204,15 @@ def prepared(place: Path) -> Path:
     return place
 
 
-def learned(place: Path, changes: Sequence[tuple[str, str]] = (), kills: Sequence[int] = ()) -> Any:
+def learned(
+    place: Path,
+    changes: Sequence[tuple[str, str]] = (),
+    kills: Sequence[int] = (),
+    **tables: Any,
+) -> Any:
     """Learn, change names at rest and in the middle of a stage, and die before some orders."""
     data, run = place / "data", place / "run"
-    experiment = open_run(schedule={**OPEN, "rounds": 2})
+    experiment = open_run(schedule={**OPEN, "rounds": 2}, **tables)
 
     def goes_on(at_rest: Any, **facts: Any) -> Any:
         return run_in_process(experiment, data, run, resume=True, at_rest=at_rest, **facts)
@@ -248,7 +256,7 @@ def test_two_classes_become_one_wherever_the_run_dies(tmp_path):
     """Class c becomes part of b at rest, and d part of a while a stage goes on."""
     plain, changes = prepared(tmp_path / "plain"), (("c", "b"), ("d", "a"))
     shutil.copytree(plain, tmp_path / "killed")
-    whole = learned(plain, changes)
+    whole = learned(plain, changes, deploy={"guard": "none"})
     again = learned(tmp_path / "killed", changes, kills=[4, 3, 2])
     assert whole["state_sha256"] == again["state_sha256"]
     assert whole["metrics"] == again["metrics"]
@@ -258,11 +266,25 @@ def test_two_classes_become_one_wherever_the_run_dies(tmp_path):
     assert [share is None for share in last] == [True, False, True, True, True]
     model = TrainedModel.load(plain / "run/clients/1/personal.safetensors")
     assert model.class_names == ["a", "b", "e"]
+    live = TrainedModel.load(plain / "run/clients/1/model/current.safetensors")
+    assert live.class_names == ["a", "b", "e"], "as callers of serve-model are told"
     x = np.zeros((3, 1, 4, 4), np.uint8)
     assert model.probabilities(x).shape == (3, 3)
     assert np.allclose(model.probabilities(x).sum(1), 1)
     lines = map(json.loads, (plain / "run/audit.jsonl").read_text().splitlines())
     assert [line["now"] for line in lines if line["what"] == "merged"] == ["b", "a"]
+
+
+@pytest.mark.parametrize("where", ["clients", "server"])
+def test_two_classes_become_one_also_under_noise(where, tmp_path, fixed_secrets):
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    noise = {**NOISE, "where": where}
+    plain, changes = prepared(tmp_path / "plain"), (("c", "b"), ("d", "a"))
+    shutil.copytree(plain, tmp_path / "killed")
+    whole = learned(plain, changes, privacy=noise)
+    again = learned(tmp_path / "killed", changes, kills=[4, 2], privacy=noise)
+    assert whole["state_sha256"] == again["state_sha256"]
+    assert whole["privacy"]["releases"] == again["privacy"]["releases"] == 4
 
 
 def test_a_run_that_waits_for_its_clients_to_join_again_tells_of_its_classes(tmp_path):

@@ -14,6 +14,7 @@ from fedcli.data.store.growing import add_task
 from fedcli.parts import secure_client
 from fedmodels.config.privacy import SecureSum
 from fedmodels.errors import TooFewClients
+from fedmodels.numerics.secrecy import Secret
 from fedsrv.parts import secure_group
 from fedsrv.parts.open_wishes import CLASSES
 from fedsrv.parts.secure_rounds import SecureRound, SecureRounds
@@ -21,6 +22,7 @@ from fedsrv.parts.stages import RunPaused
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies, arrays_in
+from tests.fedsrv.engine.test_private_rounds import NOISE
 from tests.runs import Killed
 
 SECURE = {"secure_sum": {"trust": "coordinator"}}
@@ -33,7 +35,9 @@ def site(data: Path, client: int) -> None:
     (data / str(client) / "client.json").write_text(json.dumps(about))
 
 
-def lived(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str, Any]:
+def lived(
+    data: Path, out: Path, kills: dict[int, int], method: str, noise: Any = None
+) -> dict[str, Any]:
     """Let three clients learn; one brings a class, a fourth joins; the rate and a class change.
 
     Args:
@@ -41,6 +45,7 @@ def lived(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str
         out: the run directory.
         kills: after how many orders the process dies, in which of the three stretches.
         method: what is run.
+        noise: keys of ``[privacy]`` with which clients hide what they upload.
     """
     summary = None
     for client in range(3):
@@ -54,7 +59,8 @@ def lived(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str
             (out / CLASSES).write_text('[[0, "7", "2"]]')  # the class 7 becomes part of 2
         schedule = {"order": "tasks_outer", "open": True, "rounds": 1, "clients": 4}
         given = tiny_experiment(
-            method=method, schedule={**schedule, "begin_with": 3}, privacy=SECURE,
+            method=method, schedule={**schedule, "begin_with": 3},
+            privacy={**SECURE, **(noise or {})}, server={"min_clients": 3} if noise else {},
             training={"lr": 0.02 if stretch == 2 else 0.05}, evaluate={"last_tasks": stretch + 1},
         ).model_copy(update={"scenario": None, "data": None})  # fmt: skip
         how: dict[str, Any] = {"resume": True, "at_rest": "close" if stretch == 2 else "pause"}
@@ -86,6 +92,22 @@ def test_masks_change_no_bit_of_a_run_that_grows_and_no_crash_does(tmp_path, mon
     shutil.rmtree(tmp_path / "b")
     plain = lived(tmp_path / "b/data", tmp_path / "b/run", {}, method)
     assert plain["state_sha256"] == whole["state_sha256"]
+
+
+def test_clients_add_noise_under_masks_in_a_run_that_grows(tmp_path, monkeypatch):
+    """Each sum has the noise of three clients, also where four upload; a crash draws none anew."""
+    pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+    found, deaths = [], dict[str, dict[int, int]](a={}, b={0: 7, 1: 9, 2: 14})
+    for name, kills in deaths.items():
+        keys = map(Secret, (bytes([n]) * 32 for n in range(1, 99)))
+        monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls, keys=keys: next(keys)))
+        noise = {**NOISE, "where": "clients"}
+        place = tmp_path / name
+        found.append(lived(place / "data", place / "run", kills, "fedavg", noise))
+    whole, again = found
+    assert whole["state_sha256"] == again["state_sha256"]
+    assert whole["privacy"]["releases"] == 3
+    assert "a sum has the noise of 3 clients at least" in whole["privacy"]["assumes"]
 
 
 def test_a_cohort_whose_secrets_never_open_ends_in_a_line():
