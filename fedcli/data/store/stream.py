@@ -23,7 +23,6 @@ from fedcli.data.arrays import IntArray, content_hashes, strata
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedmodels.config.combinations import part_at
 from fedmodels.config.data import Data
-from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.data_description import Normaliser, ProblemFile
 from fedmodels.errors import DataError
 
@@ -121,7 +120,8 @@ def _tell(line: str) -> None:
 
 def _steps(data: ClientData) -> tuple[int, int]:
     """Return the rows from a window to the next one, and to the first that shares none with it."""
-    from fedcli.data.sets.registry import DATASETS
+    from fedcli.data.sets.registry import DATASETS  # only a run with a validation part asks
+    from fedmodels.config.transforms import TableTransform, parse_transform
 
     how = parse_transform(data.file.transform, data.directory)
     if isinstance(how, TableTransform):
