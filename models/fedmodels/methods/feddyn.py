@@ -27,6 +27,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.roles import part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
@@ -52,15 +53,23 @@ class FedDyn(FedAvg):
         return replace(super().init_server(run), own=Bundle(zeros))  # h^0
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
-        mean = uploads.mean()
-        if mean is None:  # P_t is empty
+        reduced = super().aggregate(ctx, state, uploads)
+        if reduced is state:  # P_t is empty
             return state
         took_part = sum(self.count(upload) > 0 for upload in uploads.values())
         share = took_part / ctx.run.experiment.schedule.clients  # |P_t| / m
-        before, h = state.common.weights, state.own.weights
-        h = {k: t - self.alpha * share * (mean[k] - before[k]) for k, t in h.items()}
-        moved = {k: mean[k] - t / self.alpha for k, t in h.items()}
-        return replace(state, common=Bundle({**mean, **moved}), own=Bundle(h))
+        before, mean = state.common.weights, reduced.common.weights
+        h = {
+            k: t - self.alpha * share * (mean[k] - before[k]) for k, t in state.own.weights.items()
+        }
+        return replace(reduced, own=Bundle(h))
+
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
+        if state is ctx.before:
+            return state, {}
+        weights = state.common.weights
+        moved = {k: weights[k] - t / self.alpha for k, t in state.own.weights.items()}
+        return replace(state, common=Bundle({**weights, **moved})), {}
 
     # --- client half ---------------------------------------------------------------------------
 

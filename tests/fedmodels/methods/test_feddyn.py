@@ -81,13 +81,13 @@ def test_a_round_in_which_nobody_trained_moves_nothing():
         assert torch.equal(after.own.weights[HEAD], ray)
 
 
-def test_a_server_optimizer_steps_along_feddyns_own_step():
+def test_a_server_optimizer_leaves_h_alone():
     """From theta = 0 two clients come to 1/2 and -1: h = 1/12, as without it. FedAvgM's step of
-    lr 1/10 goes a tenth of the way to -5/12."""
+    lr 1/10 goes to -1/40, and -2 / 12 is taken off."""
     ray, nothing = torch.tensor([[1.0], [-1.0]]), torch.zeros(2, 1)
     before = ServerState(Bundle({HEAD: nothing}), own=Bundle({HEAD: nothing}))
     one = {"num_examples": 1.0}
     sent = {0: Bundle({HEAD: ray / 2}, scalars=one), 1: Bundle({HEAD: -ray}, scalars=one)}
     after = reduced(before, sent, server_optimizer={"name": "fedavgm", "lr": 0.1})
     assert after.own.weights[HEAD][0].item() == pytest.approx(1 / 12)
-    assert after.common.weights[HEAD][0].item() == pytest.approx(-5 / 120)
+    assert after.common.weights[HEAD][0].item() == pytest.approx(-1 / 40 - 1 / 6)
