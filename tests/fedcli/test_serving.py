@@ -403,6 +403,20 @@ def test_what_would_grow_beyond_all_bounds_is_refused(tmp_path, monkeypatch):
         bodies.check_growth(tmp_path / "x.gif", "gif", b"", of_windows)
 
 
+def test_the_schema_names_the_columns_that_rows_may_have():
+    columns = {"features": ["age", "ward"], "categories": {"ward": ["north", "south"]}}
+    how = {"kind": "table", "columns": columns}
+    of_table = ModelFacts("mlp", {}, (4,), 2, transform=how, ranges=((18.0, 90.0),))
+    rows, arrays = bodies.schema_of(of_table)["anyOf"]
+    told = rows["items"]["properties"]
+    assert told["age"]["description"] == "by the training data: 18 to 90"
+    assert told["ward"]["description"] == "one of north, south; others count as one more"
+    taken = bodies.json_inputs(json.dumps([{"age": 40, "ward": "north"}]).encode(), of_table)
+    assert taken.x.tolist() == [[40.0, 1.0, 0.0, 0.0]]
+    assert arrays["description"] == "a raw input of shape [4], or several"
+    assert "anyOf" not in bodies.schema_of(facts())
+
+
 def test_a_long_number_costs_as_much_as_its_length():
     """A cell of 20,000 digits took eleven seconds, and one of 100,000 five minutes."""
     begun = time.process_time()
