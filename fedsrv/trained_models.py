@@ -101,7 +101,7 @@ def _newest(run: Path) -> tuple[RunRecord, Bundle]:
             raise ArchiveError(f"{run} holds no committed state of the server")
         try:
             file = run / "server" / f"state-{number or 0:08d}.safetensors"
-            return record, load_named(file)[0]["common"]
+            return record, load_named(file)[0].get("common", Bundle())  # none of "local"
         except ArchiveError:
             if file.exists() or not left:
                 raise

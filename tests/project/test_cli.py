@@ -452,7 +452,8 @@ def test_values_are_completed_in_a_shell():
         "COMP_WORDS": "fedsrv init qui",
         "COMP_CWORD": "2",
     }
+    command = [str(Path(sys.executable).with_name("fedsrv"))]
     found = subprocess.run(
-        ["fedsrv"], env={**os.environ, **words}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **words}, capture_output=True, text=True, check=False
     )
     assert found.stdout.split() == ["quickstart"]
