@@ -23,9 +23,6 @@ pytestmark = pytest.mark.loopback
 IDS = ["-".join([name, *map(str, switches.values())]) for name, switches in CASES]
 ONE_ROUND = {"schedule": {"rounds": 1}}
 """One interaction for each of two tasks: the second begins with what the first one left."""
-IN_PROCESSES = {"fedcil"}
-"""Consolidated by a thread of a process that has run thousands of tests, its weights differed in
-the last bits, twice in whole runs of the suite and never elsewhere; by what is not known."""
 
 
 def figures_in(found: Any, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -57,9 +54,7 @@ def assert_same_bytes(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_every_method_over_loopback_is_the_same_run(
-    case, digits, tmp_path, whole_run, loopback, monkeypatch
-):
+def test_every_method_over_loopback_is_the_same_run(case, digits, tmp_path, whole_run, monkeypatch):
     """Over loopback uploads are folded into the mean as they come, where the method allows it.
 
     The coordinator and two hosts are threads of this process. Tests of crashes, relays and faults
@@ -71,11 +66,6 @@ def test_every_method_over_loopback_is_the_same_run(
     alone = whole_run(experiment, digits)
     monkeypatch.setattr(reduction, "MAX_WHOLE", 0)
     unpooled = experiment_for(case, **ONE_ROUND, server={"upload_memory_mb": 0})
-    if case[0] in IN_PROCESSES:
-        run = loopback(unpooled, partition=digits)
-        found = run.run("0-1", "2")
-        assert not records_that_differ(run.out, alone.out)
-        return assert_same_bytes(found, alone.summary)
     needs = needs_server_data(method_class(case[0]))
     own = digits / "server" if needs else None
     live = Live(unpooled, digits, tmp_path, "127.0.0.1:0", server_data=own)
