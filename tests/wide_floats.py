@@ -13,7 +13,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
+import sklearn.cluster  # noqa: F401 -- imported while float32 is another name, it stays so
 import torch
+
+OURS = ("fedmodels.", "fedcli.", "fedsrv.", "fedtide.")
 
 
 @contextmanager
@@ -38,8 +41,8 @@ def wide_floats() -> Iterator[None]:
 
 
 def _forget() -> None:
-    """Clear what functions of fedmodels keep from call to call: it may hold numbers."""
+    """Clear what functions of the product keep from call to call: it may hold numbers."""
     for name, module in [*sys.modules.items()]:
-        if name.startswith("fedmodels."):
+        if name.startswith(OURS):
             for function in vars(module).values():
                 getattr(function, "cache_clear", lambda: None)()
