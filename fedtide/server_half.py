@@ -25,6 +25,8 @@ from fedtide.runs import Config, experiment_from
 
 SERVED = "server optimiser"
 """The part of a run that is there without a coordinator."""
+OF_ALL_CLIENTS = ("feddyn",)
+"""Methods that divide by how many clients there are: a server half knows those of a round alone."""
 
 
 class ServerHalf:
@@ -72,7 +74,8 @@ class ServerHalf:
         plain = {f"weights/{key}" for key in self._names} | {"scalars/num_examples"}
         ends = learns_at_task_end(self.method)
         is_plain = {*common.by_key(), *sent} <= plain and sent > {"scalars/num_examples"}
-        if personal or not is_plain or not takes_means(self.method) or ends:
+        of_all = table.name in OF_ALL_CLIENTS
+        if personal or not is_plain or not takes_means(self.method) or ends or of_all:
             raise ConfigError(
                 f"method {table.name!r} is more than a mean of the net's weights by numbers of "
                 "examples: it needs fedtide's own clients and coordinator"
@@ -112,8 +115,13 @@ class ServerHalf:
     def _upload(self, client: int, weights: Mapping[str, Tensor], num_examples: int) -> Bundle:
         known = {k: n for k, n in self._names.items() if f"weights/{k}" in self._spec.required}
         found = {key: weights[name] for key, name in known.items() if name in weights}
-        upload = Bundle(found, scalars={"num_examples": float(num_examples)})
         try:
+            for name in (known[key] for key in found):
+                if not isinstance(weights[name], Tensor):
+                    raise PayloadError(f"{name!r} is no tensor")
+            if not isinstance(num_examples, int):
+                raise PayloadError(f"num_examples is {num_examples!r}, and no whole number")
+            upload = Bundle(found, scalars={"num_examples": float(num_examples)})
             self._spec.check_bundle(upload)
             check_finite(upload)
             if num_examples < 0:

@@ -64,6 +64,7 @@ def test_what_a_method_keeps_private_is_not_among_the_weights():
         ({"method": {"name": "fedproto"}}, "'fedproto' is more than a mean of the net's weights"),
         ({"method": {"name": "local"}}, "'local' is more than a mean"),
         ({"method": {"name": "scaffold"}}, "'scaffold' is more than a mean"),
+        ({"method": {"name": "feddyn"}}, "'feddyn' is more than a mean"),
         ({"method": {"name": "mfcl"}}, "'mfcl' is more than a mean"),
         ({"method": {"name": "target"}}, "'target' is more than a mean"),
         ({"server": {"reduce": "median"}}, "reduce needs a coordinator"),
@@ -81,6 +82,8 @@ def test_what_needs_a_coordinator_is_refused(tables, line):
         (lambda t: t[:1], 1, "client 7: .*expected float32"),
         (lambda t: t * math.nan, 1, "client 7: .* holds NaN"),
         (lambda t: t, -1, "client 7: num_examples is -1"),
+        (lambda t: t, "many", "client 7: num_examples is 'many', and no whole number"),
+        (lambda t: t.numpy(), 1, "client 7: 'base.1.weight' is no tensor"),
         (None, 1, "client 7: .* is missing"),
     ],
 )
