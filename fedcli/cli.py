@@ -166,6 +166,31 @@ SiteRecipe = Annotated[
         help="How the site's files say what the run asks for; by default site.toml beside them.",
     ),
 ]
+AllowedMethods = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-method",
+        metavar="NAME",
+        help="Take part only in a run of this method; may be given several times.",
+    ),
+]
+AllowedColumns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-column",
+        metavar="NAME",
+        help="Take part only in a run that reads no other column of the site's tables; may be "
+        "given several times.",
+    ),
+]
+Stays = Annotated[
+    bool,
+    typer.Option(
+        "--stay",
+        help="Take part in one run after the other at the server's address, each with states in "
+        "STATE_DIR/<run>.",
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -183,6 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 @app.command()
 def join(
+    context: typer.Context,
     client_id: ClientIds,
     server: Server,
     data: DataRoot,
@@ -203,6 +229,9 @@ def join(
     ledger: SiteLedger = None,
     ask: Ask = False,
     min_cohort: MinCohort = 0,
+    allow_method: AllowedMethods = None,
+    allow_column: AllowedColumns = None,
+    stay: Stays = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -216,10 +245,12 @@ def join(
     """Take part in a run as one client, or as several hosted in this process."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
+    clients = clients_of(client_id)
+    if stay:
+        return _stay(context, clients)
     from fedmodels.machine import keep_large_blocks
 
     keep_large_blocks()
-    clients = clients_of(client_id)
     if dry_run:
         from fedcli.joining import try_on
 
@@ -245,7 +276,7 @@ def join(
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
         weights=weights or (), incoming=watch, strict=strict, show=show, announce=how, crl=tls_crl,
         require_privacy=require_privacy, ledger=ledger,
-        min_cohort=min_cohort, recipe=recipe,
+        min_cohort=min_cohort, recipe=recipe, allowed=(allow_method or (), allow_column or ()),
     )  # fmt: skip
     data = host.data
     try:
@@ -260,6 +291,18 @@ def join(
         raise ConfigError.like(error) from None
     except OSError as error:  # a disk that is full now may have room later
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
+
+
+def _stay(context: typer.Context, clients: list[ClientId]) -> None:
+    """Take part in one run after the other, by the options of ``join``."""
+    from fedcli.runtime.own_certificate import channel_credentials
+    from fedcli.runtime.staying import Address, stay
+    from fedmodels.config.places import check_address
+
+    given = context.params
+    check_address(server := given["server"], "--server")
+    credentials = channel_credentials(given["tls_ca"], given["tls_cert"], given["tls_key"])
+    stay(context, Address(server, str(clients[0]), credentials))
 
 
 @app.command()

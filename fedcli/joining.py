@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -18,9 +18,12 @@ from fedmodels.config.places import check_address
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.printable import printable
+from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import values_of
 
+LOOK_FIRST = ("rules", "floor")
+"""What a site brings that is held against a run before the site joins it."""
 IS_CUT = (
     "--recipe is for files as a site has them, and {} holds none: they are cut already, or are not "
     "there"
@@ -49,6 +52,7 @@ def host_of(
     ledger: Path | None = None,
     min_cohort: int = 0,
     recipe: Path | None = None,
+    allowed: tuple[Sequence[str], Sequence[str]] = ((), ()),
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -73,9 +77,11 @@ def host_of(
         ledger: the file of what the site has spent in all its runs; by default beside the states.
         min_cohort: certificates of clients in each secure sum at least; 0 takes any run.
         recipe: the recipe of the site; by default the one that lies with its files.
+        allowed: methods that the run may have, and columns that it may read; () allows any.
 
     Raises:
-        ConfigError: an argument is no good; or own files are of several clients, or cannot be cut.
+        ConfigError: an argument is no good; the site does not allow the run; or own files are of
+            several clients, or cannot be cut.
     """
     check_address(server, "--server")
     credentials = certificate = None
@@ -108,6 +114,15 @@ def host_of(
         from fedpb.server_check import ServerCheck
 
         link.check = ServerCheck(server, ca, crl, cert, key)
+    has_cut = _has_cut(clients, data, states / "own-data")
+    if any(allowed):
+        from fedcli.runtime.site_rules import SiteRules
+
+        brought["rules"] = SiteRules.of(*allowed)
+        if allowed[1] and has_cut:
+            raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")
+    if not brought.keys().isdisjoint(LOOK_FIRST):
+        _look(link, clients, brought, code, weights, has_cut=has_cut)
     data, wanted = _brought(link, clients, data, states / "own-data", recipe)
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
@@ -115,6 +130,37 @@ def host_of(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
         weights=weights, certificate=certificate, announce=announce, brought=brought,
     )  # fmt: skip
+
+
+def _look(
+    link: Link,
+    clients: Sequence[ClientId],
+    brought: Mapping[str, Brought],
+    code: Sequence[Path],
+    weights: Sequence[Path],
+    *,
+    has_cut: bool,
+) -> None:
+    """Look at a run before the server is told anything of the site's data.
+
+    A server that is too old to say what its run is tells it when the clients have joined.
+
+    Raises:
+        ConfigError: the site stays out of it.
+        LinkError: the server does not say what its run is, and the site has rules.
+    """
+    asked = link.prepare(clients[0], has_cut=has_cut)
+    if not asked.run_id and "rules" not in brought:
+        return
+    if not asked.run_id:
+        raise LinkError(
+            "the server does not say what its run is before one joins: it is older than this "
+            "client, and --allow-method and --allow-column need to know"
+        )
+    sent = values_of(asked.experiment)
+    experiment = received_experiment(sent, "the server's experiment", code, weights)
+    for each in brought.values():
+        each.joined(experiment, asked.run_id, clients)
 
 
 def try_on(
@@ -199,9 +245,7 @@ def _brought(
     Raises:
         ConfigError: custom files are of several clients; or they cannot be cut.
     """
-    client = clients[0]
-    is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
-    if (is_cut(data) and not is_gone) or clients == ["evaluator"]:
+    if _has_cut(clients, data, cache):
         if recipe is not None:
             raise ConfigError(IS_CUT.format(data))
         return data, "exact"
@@ -214,3 +258,10 @@ def _brought(
         return place, count_detail_in(wanted.announce)
     except DataError as error:  # as with a wrong option, the same command again is in vain
         raise ConfigError.like(error) from None
+
+
+def _has_cut(clients: Sequence[ClientId], data: Path, cache: Path) -> bool:
+    """Tell whether clients' directories are brought, and no files that have to be, or were, cut."""
+    client = clients[0]
+    is_gone = not data.exists() and isinstance(client, int) and cut_before(cache, client)
+    return (is_cut(data) and not is_gone) or clients == ["evaluator"]

@@ -9,15 +9,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from fedmodels.commands import forget_options, run_command
-from fedmodels.errors import FedtideError, Interrupted
+from fedmodels.errors import ConfigError, FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
-from fedmodels.machine import set_by_sigterm
-from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
+from fedmodels.machine import end_on_sigterm, set_by_sigterm
+from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program, words_of
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.backup import backup_app
@@ -25,6 +25,7 @@ from fedsrv.commands.catalogue import methods, metrics, nets, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.lineage import lineage
+from fedsrv.commands.queue import queue_app
 from fedsrv.commands.relay import relay
 from fedsrv.commands.sweep import sweep_app
 from fedsrv.commands.track import track_app
@@ -49,6 +50,7 @@ app.add_typer(audit_app)
 app.add_typer(track_app)
 app.add_typer(doctor_app)
 app.add_typer(backup_app)
+app.add_typer(queue_app)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -86,7 +88,11 @@ def init(
 
 @app.command()
 def serve(
-    config: Config,
+    context: typer.Context,
+    config: Annotated[
+        Path,
+        typer.Argument(help="The experiment, a TOML file; or a queue of runs, a directory."),
+    ],
     listen: options.Place = "127.0.0.1:0",
     out: options.RunDirectory = Path("run"),
     resume: options.Resume = False,
@@ -107,8 +113,10 @@ def serve(
     metrics_port: options.MetricsPort = None,
     dashboard: options.Dashboard = None,
 ) -> None:
-    """Serve one run: the coordinator alone."""
+    """Serve one run: the coordinator alone; or the runs of a queue, one after the other."""
     options.set_up(quiet, log_level, as_json)
+    if config.is_dir():
+        _serve_queue(context, config)
     aside = options.check_without(without, resume)
     gone = options.check_without(forget, resume, "--forget")
     from fedmodels.config_file import read_experiment
@@ -142,6 +150,21 @@ def serve(
     if not events:  # a launcher shows the run itself
         _show(out, with_table=not (quiet or as_json))
     logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
+
+
+def _serve_queue(context: typer.Context, queue: Path) -> NoReturn:
+    """Serve the runs of a queue by the options of ``serve``; or ConfigError for one of one run."""
+    from fedsrv.run_queue import serve_all
+
+    of_one = ("out", "resume", "without", "forget", "sets", "evaluator", "server_data", "events")
+    for option in context.command.params:
+        given = context.params.get(option.name or "")
+        if option.name in of_one and given and given != option.get_default(context):
+            raise ConfigError(f"{queue} is a queue of runs, and {option.opts[0]} is for one run")
+    if str(context.params["listen"]).endswith(":0"):
+        raise ConfigError("a queue needs a port that sites know: --listen HOST:PORT")
+    end_on_sigterm()
+    serve_all(queue, words_of(context))
 
 
 @contextmanager

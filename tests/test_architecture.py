@@ -30,6 +30,7 @@ GRPC_FILES = {
     "fedcli/runtime/certificate_request.py",
     "fedcli/runtime/link.py",
     "fedcli/runtime/own_certificate.py",
+    "fedcli/runtime/staying.py",
 }
 DATA_SETS = ("torchvision.datasets", "sklearn.datasets")
 PICKLES = (
@@ -69,8 +70,8 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
-        "files", "line_file", "processes", "code_names", "own_code", "page_server",
-        "commands", "tensors", "class_names",
+        "files", "line_file", "code_names", "own_code", "page_server",
+        "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
         "resolution", "config_file", "options",
@@ -86,7 +87,7 @@ ROOMS = {
         "trained_models", "begin_from", "run_status", "event_lines", "sweep", "engine", "tracking",
         "parts",
         "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
-        "net_catalogue", "config_schema", "export", "commands",
+        "net_catalogue", "config_schema", "export", "run_queue", "commands",
         "launch", "cli", "__main__",
     ),
     "fedcli": (

@@ -215,14 +215,14 @@ class Link:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def prepare(self, client: ClientId) -> rpc.PrepareResponse:
-        """Ask how the run wants a client's own files cut.
+    def prepare(self, client: ClientId, *, has_cut: bool = False) -> rpc.PrepareResponse:
+        """Ask what the run is, and how it wants a client's own files cut, unless they are cut.
 
         Raises:
             ConfigError: the run says nothing of it, by the server's line.
             LinkError: the server refused, with its line.
         """
-        request = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL)
+        request = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL, has_cut=has_cut)
         self._show("Prepare", request)
         try:
             reply: rpc.PrepareResponse = self._patiently(

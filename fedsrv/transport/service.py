@@ -207,11 +207,22 @@ class Service:
     def prepare(
         self, request: rpc.PrepareRequest, context: grpc.ServicerContext
     ) -> rpc.PrepareResponse:
-        """Tell a client how the run wants its own files cut."""
+        """Tell a client what the run is, and how it wants the client's own files cut."""
         client = self.client(request.client_id, context)
         self._check_protocol(request.protocol)
-        data = self._data
-        if data is None:
+        if not request.has_cut:
+            self._check_says_how_to_cut(client)
+        return rpc.PrepareResponse(
+            data=table_of(self._data or {}),
+            seed=self._seed,
+            announce=self._announce,
+            run_id=self.run_id,
+            experiment=self.experiment,
+        )
+
+    def _check_says_how_to_cut(self, client: ClientId) -> None:
+        """Check that the config says how a client's own files are cut; PayloadError if not."""
+        if self._data is None:
             raise PayloadError(
                 f"client {client} brings files of its own, and the run's config has no [data] that "
                 "says how to cut them: bring a directory with client.json (docs/data.md)"
@@ -222,7 +233,6 @@ class Service:
                 "changes the examples that fedcli partition deals out: leave it out of the run's "
                 "config"
             )
-        return rpc.PrepareResponse(data=table_of(data), seed=self._seed, announce=self._announce)
 
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:

@@ -92,6 +92,28 @@ def show(table: Table, as_json: bool) -> None:
     Console().print(table)
 
 
+def words_of(context: typer.Context, **changed: Any) -> list[str]:
+    """Return the options of a command as a command line has them; defaults are left out.
+
+    Args:
+        context: the command, and what it was given.
+        changed: other values, by name of a parameter.
+    """
+    words: list[str] = []
+    for option in context.command.params:
+        if option.param_type_name != "option":
+            continue
+        value = {**context.params, **changed}.get(option.name or "")
+        if value is None or value == option.get_default(context):
+            continue
+        if isinstance(value, bool):
+            words.append(option.opts[0] if value else option.secondary_opts[0])
+            continue
+        for one in value if isinstance(value, list | tuple) else [value]:
+            words += [option.opts[0], str(one)]
+    return words
+
+
 def rows_of(table: Table) -> list[dict[str, str]]:
     """Return the rows of a table of rich, by the heads of its columns, without markup."""
     from rich.text import Text

@@ -7,16 +7,19 @@ import json
 import math
 import os
 import queue
+import runpy
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
+
+from fedmodels.commands import PREFIXES
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # looked up before any fork
 _PR_SET_PDEATHSIG = 1
@@ -134,3 +137,46 @@ def started(
             start_new_session=True,  # Ctrl-C is the launcher's business
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})},
         )
+
+
+LOOK_S = 1.0
+"""How often it is asked whether such a program is still wanted."""
+LEAVING_S = 30.0
+"""How long a program that :func:`run_program` runs has to end after SIGTERM."""
+
+
+def run_program(
+    module: str, words: Sequence[str], is_wanted: Callable[[], bool] = lambda: True
+) -> int:
+    """Run ``python -m MODULE`` with these words in a process of its own; return its exit status.
+
+    No environment variable gives it options. It gets SIGTERM once it is not wanted any more, when
+    SIGTERM or Ctrl-C ends this process, and when this process dies.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(PREFIXES)}
+    own = [sys.executable, "-m", __name__, str(os.getpid()), module]
+    process = subprocess.Popen([*own, *words], start_new_session=True, env=env)
+    try:
+        while process.poll() is None and is_wanted():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LOOK_S)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(LEAVING_S)
+            process.kill()
+    return process.wait()
+
+
+def main() -> None:
+    """Be a program that ends with its parent."""
+    _, parent, module, *words = sys.argv
+    if _LIBC is not None:
+        end_with_parent(signal.SIGTERM, int(parent))
+    sys.argv = [module, *words]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.privacy import masks_of
+from fedmodels.config.privacy import LEDGER, masks_of
 from fedmodels.errors import ConfigError, OrderDeclined, suggestion
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, noise_seen
@@ -29,8 +29,6 @@ from fedmodels.training.private_uploads import noise_share
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 
-NAME = "fedtide-privacy.db"
-"""The ledger, beside the state directory unless another place is given."""
 Where = Literal["clients", "server"]
 OPTION = "--require-privacy"
 log = logging.getLogger(__name__)
@@ -187,7 +185,7 @@ class FloorLedger:
 
 def floor_of(text: str, ledger: Path | None, states: Path) -> FloorLedger:
     """Return what a site requires, with its ledger; beside the states unless a place is given."""
-    return FloorLedger(PrivacyFloor.of(text), ledger or states.absolute().parent / NAME)
+    return FloorLedger(PrivacyFloor.of(text), ledger or states.absolute().parent / LEDGER)
 
 
 @contextmanager

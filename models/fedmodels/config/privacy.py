@@ -20,6 +20,9 @@ CountDetail = Literal["exact", "rounded", "none"]
 DETAILS: tuple[CountDetail, ...] = ("exact", "rounded", "none")
 """The same in falling order of what is told."""
 
+LEDGER = "fedtide-privacy.db"
+"""The ledger of a site, beside its state directory unless another place is given."""
+
 MIN_GROUP = 3
 """Clients below which a sum tells a client too much of the others."""
 

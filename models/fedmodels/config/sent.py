@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -23,19 +24,40 @@ def without_places(
     tables: Mapping[str, Any], model: type[BaseModel] = Experiment
 ) -> dict[str, Any]:
     """Return the tables of an experiment without paths; a file of code keeps its bare name."""
-    sent: dict[str, Any] = {}
+    return _placed(tables, model, lambda path: None, short_name)
+
+
+def with_whole_places(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of an experiment whose paths do not depend on the current directory."""
+
+    def whole(name: str) -> str:
+        return os.path.abspath(name) if is_own(name) else name
+
+    return _placed(tables, Experiment, os.path.abspath, whole)
+
+
+def _placed(
+    tables: Mapping[str, Any],
+    model: type[BaseModel],
+    place: Callable[[str], str | None],
+    name: Callable[[str], str],
+) -> dict[str, Any]:
+    """Return tables with other paths, or none where it is None, and other names of code."""
+    found: dict[str, Any] = {}
     for key, value in tables.items():
         field = model.model_fields.get(key)
         marks = field.metadata if field else []
-        if HERE in marks:
-            continue
         inner = table_in(field.annotation, value) if field else None
-        if inner is not None and isinstance(value, Mapping):
-            value = without_places(value, inner)
+        if HERE in marks:
+            value = place(value) if isinstance(value, str) else None
+            if value is None:
+                continue
+        elif inner is not None and isinstance(value, Mapping):
+            value = _placed(value, inner, place, name)
         elif NAMED in marks and isinstance(value, str):
-            value = short_name(value)
-        sent[key] = value
-    return sent
+            value = name(value)
+        found[key] = value
+    return found
 
 
 def settings_digest(experiment: Experiment) -> bytes:

@@ -30,22 +30,28 @@ ORDER_KIND_UNMASK: OrderKind
 ORDER_KIND_AGREE: OrderKind
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("client_id", "protocol")
+    __slots__ = ("client_id", "protocol", "has_cut")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HAS_CUT_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     protocol: int
-    def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ...) -> None: ...
+    has_cut: bool
+    def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ..., has_cut: bool = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
-    __slots__ = ("data", "seed", "announce")
+    __slots__ = ("data", "seed", "announce", "run_id", "experiment")
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
     data: _table_pb2.Table
     seed: int
     announce: str
-    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ...) -> None: ...
+    run_id: str
+    experiment: _table_pb2.Table
+    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ..., run_id: _Optional[str] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Head(_message.Message):
     __slots__ = ("number", "link")

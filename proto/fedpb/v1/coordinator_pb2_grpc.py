@@ -97,7 +97,7 @@ class CoordinatorServiceServicer(object):
     """
 
     def Prepare(self, request, context):
-        """Tells a client that brings its own files how the run wants them cut; no part in the run yet.
+        """Tells a client what the run is, and how it wants files cut that the client brings; no part in the run yet.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -62,7 +62,8 @@ config:
   ClientDescription.format ClientDescription.input_shape ClientDescription.num_classes
   ClientDescription.scale ClientDescription.mean ClientDescription.std
   ClientDescription.partition ClientDescription.counted
-  PrepareResponse.data PrepareResponse.seed PrepareResponse.announce
+  PrepareRequest.has_cut PrepareResponse.data PrepareResponse.seed PrepareResponse.announce
+  PrepareResponse.run_id PrepareResponse.experiment
   JoinResponse.beat_every_s JoinResponse.experiment SecureSum.threshold SecureSum.clients
   Order.kind Order.views Order.global_test Order.confusion Counts.view Counts.rule Counts.test_set
   Confusion.view Probabilities.view Figures.view Figures.test_set

@@ -13,6 +13,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import encode
+from fedpb.tables import values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip, UploadForm
@@ -221,3 +222,15 @@ def test_files_of_ones_own_are_not_changed_as_a_scenario_says(world):
     tables["scenario"]["blur"] = 0.2
     with pytest.raises(Refused, match=r"\[scenario\] blur changes the examples"):
         Service("run", tables, world.cohort, world.events).prepare(asked, Context())
+
+
+def test_a_site_hears_what_the_run_is_before_it_joins(world):
+    """A site that allows runs by rules looks first; whose files are cut needs no [data]."""
+    service = Service("run", {"method": {"name": "gldp"}}, world.cohort, world.events)
+    asked = rpc.PrepareRequest(client_id="0", protocol=PROTOCOL, has_cut=True)
+    told = service.prepare(asked, Context())
+    assert (told.run_id, values_of(told.experiment)) == ("run", {"method": {"name": "gldp"}})
+    assert not values_of(told.data)
+    asked.has_cut = False
+    with pytest.raises(Refused, match=r"has no \[data\]"):
+        service.prepare(asked, Context())

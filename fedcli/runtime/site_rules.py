@@ -1,0 +1,65 @@
+"""What a site allows of runs: ``fedcli join --allow-method`` and ``--allow-column``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from fedmodels.config.columns import Columns
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError, suggestion
+from fedmodels.methods import names
+from fedmodels.tensors.bundle import ClientId
+
+
+@dataclass(frozen=True)
+class SiteRules:
+    """The methods that runs may have here, and the columns that they may read."""
+
+    methods: frozenset[str]
+    """Names of methods, or ``file.py:Name``; none allows any."""
+    columns: frozenset[str]
+    """By the run's names of columns; none allows any."""
+
+    @classmethod
+    def of(cls, methods: Sequence[str], columns: Sequence[str]) -> Self:
+        """Take what the owner of a site allows; ConfigError for a name that no method has."""
+        for name in methods:
+            if ":" not in name and name not in names():
+                raise ConfigError(
+                    f"--allow-method {name!r} is no method; fedsrv methods lists them."
+                    f"{suggestion(name, names())}"
+                )
+        return cls(frozenset(methods), frozenset(columns))
+
+    def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
+        """Look at a run, before the site tells it anything; ConfigError for one to stay out of."""
+        method = experiment.method.name
+        if self.methods and method not in self.methods:
+            raise ConfigError(
+                f"the run has method {method}, and this site allows {_listed(self.methods)}: "
+                "--allow-method"
+            )
+        if not self.columns:
+            return
+        columns = experiment.data and experiment.data.columns
+        if not columns or columns.features is None:
+            raise ConfigError(
+                "the run's config does not name the columns that it reads, [data.columns] features,"
+                f" and this site allows {_listed(self.columns)}: --allow-column"
+            )
+        if more := _read(columns) - self.columns:
+            raise ConfigError(
+                f"the run reads {_listed(more)}, and this site allows {_listed(self.columns)}: "
+                "--allow-column"
+            )
+
+
+def _read(columns: Columns) -> set[str]:
+    """Return the columns of a table that are read."""
+    return {*(columns.features or ()), *(columns.categories or {}), *columns.named}
+
+
+def _listed(words: Sequence[str] | frozenset[str] | set[str]) -> str:
+    return ", ".join(sorted(words))

@@ -1,0 +1,148 @@
+"""``fedcli join --stay``: a site that takes part in one run after the other at one address.
+
+This process stays small: it imports no torch. It asks now and then which run is served at the
+address, and starts ``fedcli join`` for each new one, with a state directory of the run's own. What
+a site allows is for that process to check, which alone learns of data.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+
+from fedmodels.config.privacy import LEDGER
+from fedmodels.errors import ConfigError
+from fedmodels.machine import end_on_sigterm
+from fedmodels.options import words_of
+from fedmodels.printable import printable
+from fedmodels.processes import run_program
+from fedpb import PROTOCOL, SERVICE
+from fedpb.channels import channel_options, in_words
+from fedpb.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:
+    import typer
+
+LOOK_S = 5.0
+"""How long a site waits before it asks again who serves at the address, and for an answer."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 300.0
+"""After a run that ended this site's part by a fault: how long it waits before it joins again."""
+OVER_S = 60.0
+"""After a run that is over: how long the site leaves it alone while it is still served."""
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Address:
+    """Where runs are served, one after the other."""
+
+    server: str
+    client: str
+    credentials: grpc.ChannelCredentials | None = None
+    told: str = field(default="", init=False)
+    """What was last said of an address at which no run is served."""
+
+    def run(self) -> str | None:
+        """Return the id of the run that is served now; None where none is, and say why once."""
+        asked = rpc.PrepareRequest(client_id=self.client, protocol=PROTOCOL, has_cut=True)
+        with self._channel() as channel:
+            call = channel.unary_unary(
+                f"/{SERVICE}/Prepare",
+                rpc.PrepareRequest.SerializeToString,
+                rpc.PrepareResponse.FromString,
+            )
+            try:
+                found: str = call(asked, timeout=LOOK_S).run_id
+            except grpc.RpcError as error:
+                self._tell(in_words(printable(error.details() or error.code().name)))
+                return None
+        if not re.fullmatch(r"[0-9a-z-]{8,64}", found):  # it names a directory here
+            self._tell("the server does not say which run it serves: is it older?")
+            return None
+        self.told = ""
+        return found
+
+    def _channel(self) -> grpc.Channel:
+        options = channel_options(self.server)
+        if self.credentials is None:
+            return grpc.insecure_channel(self.server, options)
+        return grpc.secure_channel(self.server, self.credentials, options)
+
+    def _tell(self, why: str) -> None:
+        if why != self.told:
+            log.info("waiting for a run at %s: %s", self.server, why)
+        self.told = why
+
+
+def take_part_in_all(
+    runs: Callable[[], str | None],
+    take_part: Callable[[str], int],
+    wait: Callable[[float], None] = time.sleep,
+) -> None:
+    """Take part in each run that is served, for good.
+
+    A run that this site stays out of is left alone until no run is served, or another one. A run
+    that is over is joined again after a minute if it is still there: it may have been given further
+    rounds. After a fault the site joins again.
+
+    Args:
+        runs: returns the id of the run that is served now, or None.
+        take_part: takes part in a run, and returns the exit status.
+        wait: waits so many seconds.
+    """
+    last, left_s, pause_s = "", 0.0, FIRST_PAUSE_S
+    while True:
+        run = runs()
+        if run is None or (run == last and left_s > 0):
+            left_s = left_s - LOOK_S if run else 0.0
+            wait(LOOK_S)
+            continue
+        if run != last:
+            pause_s = FIRST_PAUSE_S
+        log.info("run %s: joins", run)
+        status, last = take_part(run), run
+        if status == 0:
+            log.info("run %s: is over", run)
+            left_s = OVER_S
+        elif status == ConfigError.exit_code:
+            log.warning("run %s: this site stays out of it", run)
+            left_s = math.inf
+        else:
+            log.warning("run %s: ended with status %d; again in %g s", run, status, pause_s)
+            left_s, pause_s = pause_s, min(2 * pause_s, LAST_PAUSE_S)
+
+
+def stay(context: typer.Context, address: Address) -> None:
+    """Take part in each run that is served at an address, by the options of ``fedcli join``.
+
+    Raises:
+        ConfigError: an option belongs to one run.
+    """
+    given = dict(context.params)
+    for name in ("dry_run", "start_over", "watch", "ask"):
+        if given[name]:
+            raise ConfigError(
+                f"--stay takes part in many runs, and --{name.replace('_', '-')} is for one"
+            )
+    end_on_sigterm()
+    take_part_in_all(address.run, lambda run: _joined(context, run))
+
+
+def _joined(context: typer.Context, run: str) -> int:
+    """Take part in one run by a process of its own; return its exit status."""
+    given = context.params
+    shown, states = given["show_uploads"], given["state_dir"]
+    now = {"stay": False, "state_dir": states / run}
+    if given["require_privacy"] and given["ledger"] is None:  # one for all runs
+        now["ledger"] = states.absolute().parent / LEDGER
+    if shown not in (None, "-"):
+        now["show_uploads"] = Path(shown) / run
+    return run_program("fedcli", ["join", *words_of(context, **now)])

@@ -1,0 +1,166 @@
+"""Runs that wait for one address: a directory for each, and the run that is served now.
+
+    QUEUE/0001-wards/config.toml    as it was submitted
+                     run/           its run directory, once it has begun
+                     ended          over, failed or withdrawn
+
+The directories are all there is. A queue that was killed goes on with the run that has begun and
+has not ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NoReturn, cast, get_args
+
+import tomli_w
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.sent import with_whole_places
+from fedmodels.errors import ArchiveError, ConfigError, reason_of
+from fedmodels.files import write_atomically
+from fedmodels.processes import run_program
+from fedsrv.state.run_directory import is_vacant, lock
+
+LOOK_S = 2.0
+"""How often a queue looks for a run while it has none."""
+State = Literal["waiting", "running", "over", "failed", "withdrawn"]
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class QueuedRun:
+    """One run of a queue."""
+
+    place: Path
+
+    @property
+    def config(self) -> Path:
+        """The config as it was submitted."""
+        return self.place / "config.toml"
+
+    @property
+    def run(self) -> Path:
+        """The run directory."""
+        return self.place / "run"
+
+    @property
+    def end(self) -> Path:
+        """The file that says how the run ended here: the state it has from then on."""
+        return self.place / "ended"
+
+    @property
+    def state(self) -> State:
+        """How far the run is."""
+        if not self.end.exists():
+            return "waiting" if is_vacant(self.run) else "running"
+        said = self.end.read_text("utf-8").strip()
+        state = next((word for word in get_args(State) if word == said), None)
+        if state is None:
+            raise ArchiveError(f"{self.end} is damaged: it says {said[:20]!r}")
+        return cast("State", state)
+
+    def ends_as(self, state: State) -> None:
+        """Write down how it ended."""
+        write_atomically(self.end, f"{state}\n", sync=True)
+
+
+def submit(experiment: Experiment, queue: Path, name: str) -> QueuedRun:
+    """Put a run at the end of a queue, which is made if it is not there.
+
+    Raises:
+        ConfigError: the name is none, or the queue cannot be written.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}", name):
+        raise ConfigError(f"{name!r} cannot name a run: letters, digits, dots and dashes can")
+    text = tomli_w.dumps(with_whole_places(experiment.to_dict()))
+    made = QueuedRun(queue / f".{uuid.uuid4().hex}")
+    try:
+        made.place.mkdir(parents=True)
+        write_atomically(made.config, text, sync=True, private=True)
+        while True:
+            numbers = [int(run.place.name[:4]) for run in runs_of(queue)]
+            place = queue / f"{max(numbers, default=0) + 1:04}-{name}"
+            with suppress(FileExistsError):  # another submission had the number meanwhile
+                os.rename(made.place, place)
+                return QueuedRun(place)
+    except OSError as error:
+        raise ConfigError(f"the queue {queue} cannot be used: {reason_of(error)}") from None
+
+
+def runs_of(queue: Path) -> list[QueuedRun]:
+    """Return the runs of a queue, first come first; ConfigError if there is no such directory."""
+    if not queue.is_dir():
+        raise ConfigError(f"{queue} is no queue: fedsrv submit CONFIG --queue {queue} makes one")
+    places = queue.glob("[0-9][0-9][0-9][0-9]-*/config.toml")
+    return [QueuedRun(path.parent) for path in sorted(places)]
+
+
+def withdraw(queue: Path, name: str) -> None:
+    """Take a run out of a queue; one that is served ends, and its directory stays.
+
+    Raises:
+        ConfigError: the queue has no such run, or it has ended.
+    """
+    found = {run.place.name: run for run in runs_of(queue)}
+    if name not in found:
+        raise ConfigError(f"{queue} has no run {name!r}; it has {', '.join(found) or 'none'}")
+    if (state := found[name].state) not in ("waiting", "running"):
+        raise ConfigError(f"{name} is {state}: there is nothing to withdraw")
+    found[name].ends_as("withdrawn")
+
+
+def serve_all(queue: Path, options: Sequence[str]) -> NoReturn:
+    """Serve the runs of a queue one after the other, for good.
+
+    Args:
+        queue: the directory.
+        options: of ``fedsrv serve``, the same for each run.
+
+    Raises:
+        ConfigError: the directory cannot be used.
+        RunFailed: another process serves the queue.
+    """
+    try:
+        handle = lock(queue)
+    except OSError as error:
+        raise ConfigError(f"the queue {queue} cannot be used: {reason_of(error)}") from None
+    try:
+        while True:
+            if (run := next_of(queue)) is None:
+                time.sleep(LOOK_S)
+            else:
+                serve_one(run, options)
+    finally:
+        os.close(handle)
+
+
+def next_of(queue: Path) -> QueuedRun | None:
+    """Return the run to serve now: the one that has begun, else the first that waits."""
+    left = {run.state: run for run in reversed(runs_of(queue))}
+    return left.get("running") or left.get("waiting")
+
+
+def serve_one(run: QueuedRun, options: Sequence[str]) -> None:
+    """Serve a run to its end, by a process of its own, and write down how it ended."""
+    name = run.place.name
+    resume = [] if is_vacant(run.run) else ["--resume"]
+    log.info("%s: %s", name, "goes on" if resume else "begins")
+    words = ["serve", str(run.config), "--out", str(run.run), *resume, *options]
+    status = run_program("fedsrv", words, lambda: run.state != "withdrawn")
+    if run.state == "withdrawn":
+        log.warning("%s: was withdrawn", name)
+    elif status:
+        log.error("%s: ended with status %d; the queue goes on with the next run", name, status)
+        run.ends_as("failed")
+    else:
+        log.info("%s: is over", name)
+        run.ends_as("over")

@@ -1,0 +1,180 @@
+"""A site that stays: which runs it joins, and when again; and what it allows of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import typer
+
+from fedcli.cli import join
+from fedcli.runtime import staying
+from fedcli.runtime.site_rules import SiteRules
+from fedcli.runtime.staying import LOOK_S, OVER_S, Address, stay, take_part_in_all
+from fedmodels.config_file import parse_experiment
+from fedmodels.errors import ConfigError
+from fedmodels.options import words_of
+from fedpb.v1 import coordinator_pb2 as rpc
+
+
+class Enough(Exception):
+    """The runs of a test are all served."""
+
+
+def joined(
+    served: list[str | None], statuses: dict[str, list[int]]
+) -> tuple[list[str], list[float]]:
+    """Return which runs a site joins, and how long it waits, as runs are served look by look."""
+    looks: Iterator[str | None] = iter(served)
+    parts, waits = list[str](), list[float]()
+
+    def runs() -> str | None:
+        try:
+            return next(looks)
+        except StopIteration:
+            raise Enough from None
+
+    def take_part(run: str) -> int:
+        parts.append(run)
+        return statuses[run].pop(0)
+
+    with pytest.raises(Enough):
+        take_part_in_all(runs, take_part, waits.append)
+    return parts, waits
+
+
+def test_a_site_takes_part_in_one_run_after_the_other() -> None:
+    parts, waits = joined([None, "a", "a", None, None, "b", "c"], {"a": [0], "b": [0], "c": [0]})
+    assert parts == ["a", "b", "c"]
+    assert waits == [LOOK_S] * 4
+
+
+def test_a_run_that_is_over_is_joined_again_after_a_minute_or_once_it_was_away() -> None:
+    looks = int(OVER_S / LOOK_S)
+    assert joined(["a", *["a"] * looks], {"a": [0]})[0] == ["a"]
+    assert joined(["a", *["a"] * (looks + 1)], {"a": [0, 0]})[0] == ["a", "a"]
+    assert joined(["a", None, "a"], {"a": [0, 0]})[0] == ["a", "a"]
+
+
+def test_a_run_that_a_site_stays_out_of_is_left_alone_until_another_one_is_served() -> None:
+    assert joined(["a", *["a"] * 1000], {"a": [2]})[0] == ["a"]
+    assert joined(["a", "a", "b", "a"], {"a": [2, 2], "b": [0]})[0] == ["a", "b", "a"]
+
+
+def test_after_a_fault_a_site_joins_again_after_a_longer_time_each_time() -> None:
+    parts, waits = joined(["a"] * 8, {"a": [1, -9, 1, 0]})
+    assert parts == ["a", "a", "a"]  # 5 s, 10 s, and 20 s of which three looks are left
+    assert waits == [LOOK_S] * 5
+
+
+def test_what_is_not_a_run_names_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Channel:
+        def __enter__(self) -> Channel:
+            return self
+
+        def __exit__(self, *given: object) -> None:
+            pass
+
+        def unary_unary(self, *given: object) -> object:
+            return lambda asked, timeout: rpc.PrepareResponse(run_id=self.run_id)
+
+        run_id = ""
+
+    channel = Channel()
+    monkeypatch.setattr(Address, "_channel", lambda self: channel)
+    for channel.run_id in ("", "../../etc", "a" * 65, "ab/cd-efgh"):
+        assert Address("127.0.0.1:1", "0").run() is None
+    channel.run_id = "4ed6b866b76b4ef8999da76c60f52b83"
+    assert Address("127.0.0.1:1", "0").run() == channel.run_id
+
+
+def context_of(*words: str) -> typer.Context:
+    """Return the context of ``fedcli join`` with these words."""
+    app = typer.Typer()
+    app.command()(join)
+    given = ["--client-id", "3", "--server", "127.0.0.1:1", "--data", "d", *words]
+    made: typer.Context = typer.main.get_command(app).make_context("join", given)  # type: ignore[assignment]
+    return made
+
+
+def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said = list[list[str]]()
+
+    def run_program(module: str, words: list[str]) -> int:
+        said.append([module, *words])
+        raise Enough
+
+    monkeypatch.setattr(staying, "run_program", run_program)
+    monkeypatch.setattr(Address, "run", lambda self: "0" * 32)
+    monkeypatch.setattr(staying, "end_on_sigterm", lambda: None)
+    words = ("--allow-method", "fedavg", "--allow-method", "gldp", "--no-check", "--deploy",
+             "--show-uploads", "seen", "--min-cohort", "3")  # fmt: skip
+    context = context_of("--stay", "--state-dir", "own", *words)
+    with pytest.raises(Enough):
+        stay(context, Address("127.0.0.1:1", "3"))
+    assert said[0][:2] == ["fedcli", "join"]
+    again = context_of(*said[0][8:])
+    expected = context_of(*words, "--state-dir", f"own/{'0' * 32}")
+    expected.params["show_uploads"] = f"seen/{'0' * 32}"
+    assert again.params == expected.params
+    assert words_of(context_of()) == ["--client-id", "3", "--server", "127.0.0.1:1", "--data", "d"]
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--start-over", "--watch=in", "--ask"])
+def test_an_option_of_one_run_is_refused(option: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option.partition('=')[0]} is for one"):
+        stay(context_of("--stay", option), Address("127.0.0.1:1", "3"))
+
+
+RUN = """
+[data]
+name = "table"
+classes = ["a", "b"]
+[data.columns]
+label = "kind"
+session = "walk"
+features = ["ax", "ay"]
+window = 8
+[net]
+name = "mlp"
+[method]
+name = "fedrep"
+[schedule]
+clients = 2
+rounds = 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "columns", "why"),
+    [
+        ([], [], None),
+        (["fedavg", "fedrep"], [], None),
+        (["fedavg", "gldp"], [], "has method fedrep, and this site allows fedavg, gldp"),
+        ([], ["ax", "ay", "kind", "walk", "more"], None),
+        ([], ["ax", "kind", "walk"], "reads ay, and this site allows ax, kind, walk"),
+        (["fedrep"], ["ax", "ay"], "reads kind, walk, and"),
+    ],
+)
+def test_a_site_allows_methods_and_columns(
+    methods: list[str], columns: list[str], why: str | None
+) -> None:
+    rules, experiment = SiteRules.of(methods, columns), parse_experiment(RUN)
+    if why is None:
+        return rules.joined(experiment, "run", [0])
+    with pytest.raises(ConfigError, match=why):
+        rules.joined(experiment, "run", [0])
+
+
+def test_a_run_that_names_no_columns_may_read_any_and_is_not_allowed() -> None:
+    unnamed = RUN.replace('features = ["ax", "ay"]\n', "")
+    with pytest.raises(ConfigError, match="does not name the columns"):
+        SiteRules.of([], ["ax"]).joined(parse_experiment(unnamed), "run", [0])
+
+
+def test_a_method_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"'fedavgg' is no method.*Did you mean 'fedavg'"):
+        SiteRules.of(["fedavgg"], [])
+    assert SiteRules.of(["mine.py:Mine"], []).methods == {"mine.py:Mine"}

@@ -1,0 +1,120 @@
+"""A queue of runs: which run is served next, what a restart goes on with, and what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.config_file import parse_experiment
+from fedmodels.errors import ArchiveError, ConfigError
+from fedsrv import run_queue
+from fedsrv.run_queue import QueuedRun, next_of, runs_of, serve_one, submit, withdraw
+
+
+@pytest.fixture
+def experiment() -> Experiment:
+    return parse_experiment('[data]\nname = "digits"\n[net]\nname = "digits-cnn"\n'
+                            '[method]\nname = "fedavg"\n[schedule]\nrounds = 1\nclients = 2\n'
+                            '[scenario]\nkind = "iid"\n')  # fmt: skip
+
+
+def test_runs_are_served_as_they_came_and_the_one_that_has_begun_first(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    first, second, third = (submit(experiment, tmp_path, name) for name in ("b", "a", "c"))
+    assert [run.place.name for run in runs_of(tmp_path)] == ["0001-b", "0002-a", "0003-c"]
+    assert next_of(tmp_path) == first
+    (second.run / "server").mkdir(parents=True)  # a directory without files holds no run yet
+    assert next_of(tmp_path) == first
+    (second.run / ".lock").touch()
+    assert next_of(tmp_path) == second
+    second.ends_as("failed")
+    withdraw(tmp_path, "0001-b")
+    assert next_of(tmp_path) == third
+    third.ends_as("over")
+    assert next_of(tmp_path) is None
+    assert [run.state for run in runs_of(tmp_path)] == ["withdrawn", "failed", "over"]
+
+
+def test_a_number_is_never_given_twice(tmp_path: Path, experiment: Experiment) -> None:
+    submit(experiment, tmp_path, "a")
+    (tmp_path / "0002-b").mkdir()
+    (tmp_path / "0002-b" / "notes").touch()  # another submission is about to have that name
+    assert submit(experiment, tmp_path, "c").place.name == "0002-c"
+
+
+def test_a_run_is_resumed_once_it_has_begun_and_ends_as_its_process_did(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, said = submit(experiment, tmp_path, "a"), list[Sequence[str]]()
+
+    def run_program(module: str, words: Sequence[str], is_wanted: object) -> int:
+        said.append([module, *words])
+        return 7 if len(said) == 1 else 0
+
+    monkeypatch.setattr(run_queue, "run_program", run_program)
+    serve_one(run, ["--listen", "127.0.0.1:1"])
+    assert said[0] == ["fedsrv", "serve", str(run.config), "--out", str(run.run),
+                       "--listen", "127.0.0.1:1"]  # fmt: skip
+    assert [run.state for run in runs_of(tmp_path)] == ["failed"]
+    run.end.unlink()
+    run.run.mkdir()
+    (run.run / "run.db").touch()
+    serve_one(run, [])
+    assert "--resume" in said[1]
+    assert run.state == "over"
+
+
+def test_a_run_that_is_withdrawn_while_it_is_served_stays_so(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = submit(experiment, tmp_path, "a")
+
+    def run_program(module: str, words: Sequence[str], is_wanted: object) -> int:
+        assert callable(is_wanted)
+        assert is_wanted()
+        withdraw(tmp_path, "0001-a")
+        assert not is_wanted()
+        return 143
+
+    monkeypatch.setattr(run_queue, "run_program", run_program)
+    serve_one(run, [])
+    assert run.state == "withdrawn"
+
+
+def test_paths_of_a_config_do_not_depend_on_where_the_queue_runs(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here.pt").touch()
+    net = experiment.net.model_copy(update={"weights": "here.pt"})
+    schedule = experiment.schedule.model_copy(update={"availability": "days.csv"})
+    run = submit(
+        experiment.model_copy(update={"net": net, "schedule": schedule}), tmp_path / "q", "a"
+    )
+    tables = tomllib.loads(run.config.read_text("utf-8"))
+    assert tables["net"]["weights"] == str(tmp_path / "here.pt")
+    assert tables["schedule"]["availability"] == str(tmp_path / "days.csv")
+    assert tables["method"]["name"] == "fedavg"
+
+
+def test_what_is_no_run_and_no_queue_is_refused_in_one_line(
+    tmp_path: Path, experiment: Experiment
+) -> None:
+    with pytest.raises(ConfigError, match="cannot name a run"):
+        submit(experiment, tmp_path, "../a")
+    with pytest.raises(ConfigError, match="is no queue: fedsrv submit"):
+        runs_of(tmp_path / "none")
+    run = submit(experiment, tmp_path, "a")
+    with pytest.raises(ConfigError, match="has no run 'a'; it has 0001-a"):
+        withdraw(tmp_path, "a")
+    run.ends_as("over")
+    with pytest.raises(ConfigError, match="is over: there is nothing"):
+        withdraw(tmp_path, "0001-a")
+    run.end.write_text("ov", "utf-8")
+    with pytest.raises(ArchiveError, match="is damaged"):
+        _ = QueuedRun(run.place).state
