@@ -77,12 +77,12 @@ def sweep(
     if choose not in (None, "validation"):
         raise ConfigError(f"--choose {choose!r}: only validation parts may choose: validation")
     if search is not None:
-        if search != "optuna" or jobs or on or choose:
-            raise ConfigError("--search takes optuna, and one trial at a time: no --jobs, --on")
+        if search != "optuna" or on or choose:
+            raise ConfigError("--search takes optuna, on this machine: no --on, no --choose")
         from fedsrv.sweep.search import run_search
 
         wanted = [*(only or found.methods)]
-        return run_search(found, out, wanted, (seeds or found.seeds)[0], sets, say)
+        return run_search(found, out, wanted, (seeds or found.seeds)[0], sets, say, jobs or 1)
     where: Any = {"jobs": jobs, "on": on, "resources": resources or ()}
     where["chooses"] = choose is not None
     where["console"] = Console() if says and not as_json else None

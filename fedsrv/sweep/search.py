@@ -1,14 +1,16 @@
 """A search for the best settings of each row, by optuna, on validation parts alone.
 
-A trial is a run with one seed. Its settings follow from the seed and from what the trials before it
-scored, and all scores are in the directories of the runs. So the same command after a crash comes
-to the same trials, and nothing else is stored.
+A trial is a run with one seed. Trials go in groups of as many as run at a time. The settings of a
+group follow from the seed and from what the groups before it scored, and all scores are in the
+directories of the runs. So the same command after a crash comes to the same trials. The journal,
+which optuna's dashboard reads, is written anew by each command.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from fedsrv.state.run_directory import make_directory
 from fedsrv.sweep.execution import Grave, RunCommand, Say, deal_out
 from fedsrv.sweep.plan import PlannedRun, Range, Search, Sweep, plan
 
+JOURNAL = "optuna.log"
+"""The file in the directory of a search that optuna's dashboard reads, a study for each row."""
 Settings = Mapping[str, Any]
 
 
@@ -38,9 +42,17 @@ class Trial:
 
 
 def run_search(
-    sweep: Sweep, out: Path, rows: Sequence[str], seed: int, sets: Sequence[str], say: Say
+    sweep: Sweep,
+    out: Path,
+    rows: Sequence[str],
+    seed: int,
+    sets: Sequence[str],
+    say: Say,
+    at_once: int = 1,
 ) -> None:
     """Search the best settings of each row, and write ``search.json`` and ``best-ROW.toml``.
+
+    ``at_once`` trials run at a time.
 
     Raises:
         ConfigError: there are no ranges, a trial has no validation part, or one that was run before
@@ -53,34 +65,56 @@ def run_search(
     if sweep.settings or sweep.lengths:
         raise ConfigError("a search sets what it tries: leave settings and lengths out")
     make_directory(out, out)
-    found = {row: _searched(sweep, search, out, row, seed, sets, say) for row in rows}
+    (out / JOURNAL).unlink(missing_ok=True)
+    found = {row: _searched(sweep, search, out, row, seed, sets, say, at_once) for row in rows}
     write_atomically(out / "search.json", json.dumps(found, indent=1) + "\n")
 
 
 def _searched(
-    sweep: Sweep, search: Search, out: Path, row: str, seed: int, sets: Sequence[str], say: Say
+    sweep: Sweep,
+    search: Search,
+    out: Path,
+    row: str,
+    seed: int,
+    sets: Sequence[str],
+    say: Say,
+    at_once: int,
 ) -> list[dict[str, Any]]:
     """Run the trials of one row; write the best one's config."""
-    optuna = _optuna()
-    pruner = optuna.pruners.MedianPruner(n_startup_trials=search.prune_after)
-    study = optuna.create_study(direction="maximize", pruner=pruner)
-    kinds = {key: _distribution(optuna, each) for key, each in search.ranges.items()}
-    states = optuna.trial.TrialState
-    trials = list[Trial]()
-    for number in range(search.trials):
+    study = _study(out, row, search)
+    kinds = {key: _distribution(_optuna(), each) for key, each in search.ranges.items()}
+
+    def asked(number: int) -> tuple[Any, PlannedRun]:
+        """Return what optuna would try next, and its run."""
         drawn = derive_seed(seed, f"search/{row}", number, "method") % 2**32
-        study.sampler = optuna.samplers.TPESampler(seed=drawn)
-        asked = study.ask(kinds)
-        settings = dict(asked.params)
-        more = [*sets, *(f"{key}={_text(value)}" for key, value in settings.items())]
-        run = _planned(sweep, out, row, seed, more, number)
-        trial = _tried(run, asked, number, settings, sweep.launch, say)
-        trials.append(trial)
-        if trial.state == "finished":
-            study.tell(asked, max(trial.scores))
-        else:
-            study.tell(asked, state=states.PRUNED if trial.state == "pruned" else states.FAIL)
-    return _told(trials, out, run, row, say)
+        study.sampler = _optuna().samplers.TPESampler(seed=drawn, constant_liar=at_once > 1)
+        trial = study.ask(kinds)
+        more = [*sets, *(f"{key}={_text(value)}" for key, value in trial.params.items())]
+        return trial, _planned(sweep, out, row, seed, more, number)
+
+    trials, here = list[Trial](), str(Path.cwd())
+    with ThreadPoolExecutor(at_once) as pool:
+        for first in range(0, search.trials, at_once):
+            group = [asked(n) for n in range(first, min(first + at_once, search.trials))]
+            deal_out([run for _, run in group if not run.is_finished], sweep.launch, here, say)
+            tried = [pool.submit(_tried, *each, sweep.launch, here, say) for each in group]
+            ended = [future.result() for future in tried]
+            for (each, _), trial in zip(group, ended, strict=True):  # none before all have ended
+                _tell(study, each, trial)
+            trials += ended
+    return _told(trials, out, group[-1][1], row, say)
+
+
+def _study(out: Path, row: str, search: Search) -> Any:
+    """Return an empty study, which is written to the journal as it goes."""
+    optuna = _optuna()
+    backend = optuna.storages.journal.JournalFileBackend(str(out / JOURNAL))
+    return optuna.create_study(
+        study_name=row,
+        direction="maximize",
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=search.prune_after),
+        storage=optuna.storages.JournalStorage(backend),
+    )
 
 
 def _planned(
@@ -97,9 +131,7 @@ def _planned(
     return replace(run, directory=run.directory.with_name(f"{run.directory.name}-trial{number}"))
 
 
-def _tried(
-    run: PlannedRun, asked: Any, number: int, settings: Settings, further: Sequence[str], say: Say
-) -> Trial:
+def _tried(asked: Any, run: PlannedRun, further: Sequence[str], here: str, say: Say) -> Trial:
     """Run a trial to its end, or until it is pruned; go on where it was.
 
     Raises:
@@ -119,14 +151,21 @@ def _tried(
 
     pruned, failure = is_pruned(), ""
     if not pruned and not run.is_finished:
-        here = str(Path.cwd())
-        deal_out([run], further, here, say)
         failure = RunCommand(further, here)(run, say, is_pruned)
         pruned = (bool(told) and asked.should_prune()) or is_pruned()
     state = "pruned" if pruned else "finished" if run.is_finished and told else "failed"
     if state == "failed":
         say(Grave(failure or f"{run.directory.name} has no score on validation parts"))
-    return Trial(number, settings, run.config, told, state)
+    return Trial(asked.number, dict(asked.params), run.config, told, state)
+
+
+def _tell(study: Any, asked: Any, trial: Trial) -> None:
+    """Tell optuna how a trial ended."""
+    states = _optuna().trial.TrialState
+    if trial.state == "finished":
+        study.tell(asked, max(trial.scores))
+    else:
+        study.tell(asked, state=states.PRUNED if trial.state == "pruned" else states.FAIL)
 
 
 def scores_of(run: Path, by: str) -> list[float]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from threading import Barrier, Event
 from typing import Any
 
 import pytest
@@ -79,10 +80,10 @@ def sweep(tmp_path: Path) -> Any:
     return make
 
 
-def searched(monkeypatch: Any, sweep: Sweep, out: Path, runs: Runs) -> list[str]:
+def searched(monkeypatch: Any, sweep: Sweep, out: Path, runs: Runs, at_once: int = 1) -> list[str]:
     said: list[str] = []
     monkeypatch.setattr(execution, "_run", runs)
-    run_search(sweep, out, ["FedAvg"], 0, [], said.append)
+    run_search(sweep, out, ["FedAvg"], 0, [], said.append, at_once)
     return said
 
 
@@ -110,6 +111,45 @@ def test_a_search_that_was_killed_goes_on_with_the_same_trials(sweep, tmp_path, 
     searched(monkeypatch, sweep(search=SEARCH), tmp_path / "cut", other)
     assert trials_in(tmp_path / "cut") == trials
     assert cut.rounds - 1 + other.rounds == whole.rounds, "what was done is not done again"
+
+
+def test_trials_side_by_side_are_the_same_whichever_ends_first(sweep, tmp_path, monkeypatch):
+    optuna = pytest.importorskip("optuna")
+    together = Barrier(3)
+
+    class Both(Runs):
+        """Three run at a time, of which the last that began, or the first, ends last."""
+
+        def __init__(self, order: int) -> None:
+            super().__init__()
+            self.order, self.ended = order, dict[int, Event]()
+
+        def __call__(self, command: list[str], *given: Any, **more: Any) -> int:
+            if "launch" not in command:
+                return 0
+            number = int(command[command.index("--out") + 1].rpartition("trial")[2])
+            for each in range(TRIALS):
+                self.ended.setdefault(each, Event())
+            together.wait(20)
+            before = number + self.order
+            if before // 3 == number // 3:
+                self.ended[before].wait(20)
+            status = super().__call__(command, *given, **more)
+            self.ended[number].set()
+            return status
+
+    found = []
+    for order in (-1, 1):
+        out = tmp_path / str(order)
+        searched(monkeypatch, sweep(search=SEARCH), out, Both(order), 3)
+        found.append(trials_in(out))
+    assert found[0] == found[1]
+    assert len(found[0]) == TRIALS
+    storage = optuna.storages.journal.JournalFileBackend(str(out / "optuna.log"))
+    study = optuna.load_study(study_name="FedAvg", storage=optuna.storages.JournalStorage(storage))
+    told = [(trial.params, trial.state.name) for trial in study.trials]
+    names = {"finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
+    assert told == [(trial["settings"], names[trial["state"]]) for trial in found[0]]
 
 
 def test_other_ranges_are_another_search(sweep, tmp_path, monkeypatch):
