@@ -15,7 +15,7 @@ import pytest
 import tomli_w
 
 from fedmodels.errors import ConfigError, RunFailed, RunStopped
-from fedsrv.sweep import execution
+from fedsrv.sweep import execution, search
 from fedsrv.sweep.plan import Sweep, plan
 from fedsrv.sweep.search import run_search, scores_of
 from fedsrv.sweep.sweeping import check_chooses, choices
@@ -138,10 +138,15 @@ def test_trials_side_by_side_are_the_same_whichever_ends_first(sweep, tmp_path, 
             self.ended[number].set()
             return status
 
-    found = []
+    def tell(*given: Any) -> None:
+        assert sum(event.is_set() for event in runs.ended.values()) % 3 == 0, "all have ended"
+        untold(*given)
+
+    untold, found = search._tell, []
+    monkeypatch.setattr(search, "_tell", tell)
     for order in (-1, 1):
-        out = tmp_path / str(order)
-        searched(monkeypatch, sweep(search=SEARCH), out, Both(order), 3)
+        out, runs = tmp_path / str(order), Both(order)
+        searched(monkeypatch, sweep(search=SEARCH), out, runs, 3)
         found.append(trials_in(out))
     assert found[0] == found[1]
     assert len(found[0]) == TRIALS
