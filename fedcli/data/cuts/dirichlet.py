@@ -30,9 +30,7 @@ def dirichlet_counts(
     class_sizes: IntArray, num_owners: int, alpha: float, rng: np.random.Generator
 ) -> IntArray:
     """Draw p ~ Dir(alpha) per class and return the counts (O, K) (FedMLP's DDA)."""
-    p = rng.dirichlet(np.full(num_owners, alpha), size=len(class_sizes))  # (K, O)
-    rows = [class_cuts(p[k], int(n)) for k, n in enumerate(class_sizes)]
-    return np.stack(rows, axis=1)
+    return counts_of(rng.dirichlet(np.full(num_owners, alpha), size=len(class_sizes)), class_sizes)
 
 
 def balanced_proportions(

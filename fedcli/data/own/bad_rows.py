@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,9 +27,7 @@ def set_rows_aside(
     if not aside.skips:
         return table, np.zeros(len(table.frame), dtype=bool)
     bad, lost = tell_rows(table, columns, aside)
-    places = np.arange(len(table.frame)) if table.places is None else table.places
-    kept = replace(table, frame=table.frame[~lost].reset_index(drop=True), places=places[~lost])
-    return kept, bad[~lost]
+    return table.kept(~lost), bad[~lost]
 
 
 def refuse(table: TableRows, columns: Columns, aside: SetAside, error: DataError) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import DAMAGED
 from fedcli.data.folders import BOOKS, ending, shown
-from fedcli.data.own.table_files import TableRows, check_twice, texts_in
+from fedcli.data.own.table_files import TableRows, check_twice, text_of, texts_in
 from fedmodels.config.data import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError, FedtideError, pip_line, reason_of, suggestion
@@ -164,12 +164,3 @@ def _column(values: Sequence[Any], *, is_text: bool) -> Any:
         return pandas.to_datetime(pandas.Series(values), errors="coerce")
     plain = [v if v is None or isinstance(v, int | float) else text_of(v) for v in values]
     return pandas.array(plain, dtype=object)
-
-
-def text_of(value: Any) -> str:
-    """Return a cell as a CSV has it: 7 is no 7.0."""
-    if isinstance(value, float) and value.is_integer():
-        return f"{value:.0f}"
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat()).replace("T", " ")
-    return str(value)

@@ -145,8 +145,7 @@ def _with_images(
     if not aside.skips:
         return table
     bad |= _missing(table, columns, known, bad, aside)
-    places = np.arange(len(bad)) if table.places is None else table.places
-    return replace(table, frame=table.frame[~bad].reset_index(drop=True), places=places[~bad])
+    return table.kept(~bad)
 
 
 def _missing(

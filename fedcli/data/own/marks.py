@@ -37,9 +37,9 @@ def only_new(table: TableRows, mark: str, since: Since) -> TableRows:
     wrong = np.flatnonzero(column.isna().to_numpy())
     if len(wrong):
         held = table.frame[mark].iloc[wrong[0]]
-        said = "is empty" if held is None or held != held else f"holds {str(held)!r}"
+        what = "is empty" if held is None or held != held else f"holds {str(held)!r}"
         raise DataError(
-            f"{table.where}: column {mark!r} {said} in {table.at(int(wrong[0]))}: {RISES}"
+            f"{table.where}: column {mark!r} {what} in {table.at(int(wrong[0]))}: {RISES}"
         )
     if not len(column):
         return table
@@ -51,10 +51,8 @@ def only_new(table: TableRows, mark: str, since: Since) -> TableRows:
                 "last: make it as it was"
             )
         is_new = (column > before).to_numpy()
-        places = np.arange(len(column)) if table.places is None else table.places
-        frame = table.frame[is_new].reset_index(drop=True)
-        old = len(is_new) - int(is_new.sum())
-        table, column = replace(table, frame=frame, places=places[is_new], old=old), column[is_new]
+        table = replace(table.kept(is_new), old=int((~is_new).sum()))
+        column = column[is_new]
     return table if not len(column) else replace(table, mark=_plain(column.max()))
 
 

@@ -21,7 +21,14 @@ from fedcli.data.folders import TABLE_ENDS, ending, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, is_image, read_image
 from fedcli.data.own.cells import check_columns, parsed, said
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
-from fedcli.data.own.table_files import OTHER_TABLES, TableRows, files_of, read_tables, tell_styles
+from fedcli.data.own.table_files import (
+    OTHER_TABLES,
+    TableRows,
+    files_of,
+    read_tables,
+    tell_styles,
+    text_of,
+)
 from fedmodels.config.columns import OF_TARGETS, ROLES, Columns
 from fedmodels.config.recipe import recipe_in
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
@@ -257,19 +264,12 @@ def given_rows(
     if any(not isinstance(v, str | int | float | None) for of in cells.values() for v in of):
         raise DataError(f"{name} holds a value that is no number and no text")
     for one in (*(columns.categories or ()), columns.client, columns.session):
-        cells |= {one: [_as_text(v) for v in cells[one]]} if one in cells else {}
+        if one in cells:  # JSON's reader makes 2.0 of 2
+            cells[one] = [None if value is None else text_of(value) for value in cells[one]]
     frame = importlib.import_module("pandas").DataFrame(cells, index=range(len(rows)))
     (table,) = _marked(how, lambda columns: [TableRows.of_frame(frame, name, columns)])
     columns = _unlabelled(columns, names, name)
     return _checked(read_rows(table, columns, how, name), facts)
-
-
-def _as_text(value: str | float | None) -> str | None:
-    """Return a cell of a column of texts as a CSV has it: 2, which JSON's reader makes 2.0."""
-    if value is None or isinstance(value, str):
-        return value
-    is_whole = isinstance(value, float) and value.is_integer()
-    return f"{value:.0f}" if is_whole else str(value)
 
 
 def _set_aside(

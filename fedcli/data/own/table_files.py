@@ -130,6 +130,12 @@ class TableRows:
             return places + 1
         return np.array(lines_of(self.path, self.style), dtype=np.int64)[places]
 
+    def kept(self, rows: NDArray[np.bool_]) -> TableRows:
+        """Return the table without the rows that are not so told (n,)."""
+        places = np.arange(len(self.frame)) if self.places is None else self.places
+        frame = self.frame[rows].reset_index(drop=True)
+        return replace(self, frame=frame, places=places[rows])
+
     @property
     def path(self) -> Path | None:
         """The file of the rows, if they are of one."""
@@ -261,6 +267,15 @@ def _as_in_run(read: TableRows, recipe: Recipe, since: Since) -> TableRows:
     hidden = {*names.values()} - {*names}  # the file's own column of a name that another one gets
     frame = read.frame.drop(columns=[name for name in hidden if name in read.frame.columns])
     return replace(read, frame=frame.rename(columns=names), recipe=recipe)
+
+
+def text_of(value: Any) -> str:
+    """Return a cell as a CSV has it: 7 is no 7.0."""
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.0f}"
+    if hasattr(value, "isoformat"):
+        return str(value.isoformat()).replace("T", " ")
+    return str(value)
 
 
 def texts_in(columns: Columns, recipe: Recipe, keep: Collection[str]) -> set[str]:

@@ -45,29 +45,28 @@ REALWORLD_SUBJECTS = 100
 """Added to the numbers of RealWorld's subjects in the combined set."""
 
 
-def uci_har(source: Source) -> Dataset:
-    """Load UCI HAR (Anguita et al., 2013) with its official test subjects."""
-    return _windows(source, "uci_har.npz")
+def windows(source: Source) -> Dataset:
+    """Load UCI HAR (Anguita et al., 2013), MotionSense (Malekzadeh et al., 2019) or WISDM.
 
-
-def motionsense(source: Source) -> Dataset:
-    """Load MotionSense (Malekzadeh et al., 2019); every fifth subject is for test."""
-    return _windows(source, "motionsense.npz")
-
-
-def wisdm(source: Source) -> Dataset:
-    """Load WISDM (Weiss, 2019) at 20 Hz; every fifth subject is for test."""
-    return _windows(source, "wisdm.npz")
+    WISDM (Weiss, 2019) is at 20 Hz. UCI HAR has official test subjects; of the others every fifth
+    subject is for test.
+    """
+    (file,) = DATASETS[source.data.name].files
+    path = source.find(file)
+    if path is None:
+        raise source.missing(file, DATASETS[source.data.name].advice)
+    arrays = _read(path)
+    return _made(source.data.name, arrays, f"{file}, {len(arrays['y'])} windows")
 
 
 def hhar(source: Source) -> Dataset:
     """Load HHAR (Stisen et al., 2015): 9 users, 4 phone models; every fifth user is for test."""
-    return _dataset(source, hhar_arrays)
+    return _made("hhar", _cut_once(source, "hhar", hhar_arrays), "full")
 
 
 def realworld(source: Source) -> Dataset:
     """Load RealWorld (Sztyler, 2016): 15 subjects, 7 positions; every fifth is for test."""
-    return _dataset(source, realworld_arrays)
+    return _made("realworld", _cut_once(source, "realworld", realworld_arrays), "full")
 
 
 def hhar_realworld(source: Source) -> Dataset:
@@ -107,21 +106,6 @@ def _cut_once(source: Source, name: str, cut: Callable[[Source], Arrays]) -> Arr
             "%s cannot be kept, and will be cut again next time: %s", source.cache / file, error
         )
     return arrays
-
-
-def _dataset(source: Source, cut: Callable[[Source], Arrays]) -> Dataset:
-    """Return the set that ``cut`` makes from the publisher's files."""
-    name = source.data.name
-    return _made(name, _cut_once(source, name, cut), "full")
-
-
-def _windows(source: Source, file: str) -> Dataset:
-    """Load one windows file."""
-    path = source.find(file)
-    if path is None:
-        raise source.missing(file, DATASETS[source.data.name].advice)
-    arrays = _read(path)
-    return _made(source.data.name, arrays, f"{file}, {len(arrays['y'])} windows")
 
 
 def _read(path: Path) -> Arrays:

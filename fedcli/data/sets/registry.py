@@ -49,128 +49,98 @@ class KnownDataset:
     """Whether a window may share rows with the next one of its recording, and with no other."""
 
 
-_IMAGES, _HAR, _OWN = (
-    "fedcli.data.sets.images",
-    "fedcli.data.sets.har",
-    "fedcli.data.sets.directory",
-)
 _FETCHED = "downloaded on first use"
 _BY_HAND = "put the publisher's files in $FEDTIDE_DATA: "
 
+
+def _at_hand(loader: str, about: str, advice: str) -> KnownDataset:
+    """Return one of which nothing has to be looked for."""
+    return KnownDataset(loader, about, (), advice)
+
+
+def _image_set(loader: str, about: str, *files: str) -> KnownDataset:
+    return KnownDataset(f"fedcli.data.sets.images:{loader}", about, files, _FETCHED)
+
+
+def _sensor_set(loader: str, about: str, needed: str, *files: str) -> KnownDataset:
+    of_har = f"fedcli.data.sets.har:{loader}"
+    return KnownDataset(of_har, about, files, _BY_HAND + needed, overlaps=True)
+
+
+def _windows_set(name: str, about: str) -> KnownDataset:
+    """Return one that is a windows file."""
+    return _sensor_set("windows", f"sensor windows of {about}, 6 activities", name, name)
+
+
 DATASETS: dict[str, KnownDataset] = {
-    "digits": KnownDataset(
-        f"{_IMAGES}:digits", "1797 digits of 8x8", (), "comes with scikit-learn"
+    "digits": _at_hand(
+        "fedcli.data.sets.images:digits", "1797 digits of 8x8", "comes with scikit-learn"
     ),
-    "digits-of-three": KnownDataset(
-        f"{_IMAGES}:digits_of_three",
+    "digits-of-three": _at_hand(
+        "fedcli.data.sets.images:digits_of_three",
         "digits of MNIST, EMNIST and scikit-learn at 28x28: three domains",
-        (),
         "as mnist, emnist-byclass and digits",
     ),
-    "mnist": KnownDataset(f"{_IMAGES}:mnist", "70 000 digits of 28x28", ("MNIST/raw",), _FETCHED),
-    "fashion-mnist": KnownDataset(
-        f"{_IMAGES}:fashion_mnist", "70 000 garments of 28x28", ("FashionMNIST/raw",), _FETCHED
+    "mnist": _image_set("mnist", "70 000 digits of 28x28", "MNIST/raw"),
+    "fashion-mnist": _image_set("fashion_mnist", "70 000 garments of 28x28", "FashionMNIST/raw"),
+    "emnist-byclass": _image_set(
+        "emnist_byclass", "814 255 characters of 28x28, 62 classes",
+        "EMNIST/raw", "emnist_byclass_subset.npz",
     ),
-    "emnist-byclass": KnownDataset(
-        f"{_IMAGES}:emnist_byclass",
-        "814 255 characters of 28x28, 62 classes",
-        ("EMNIST/raw", "emnist_byclass_subset.npz"),
-        _FETCHED,
+    "cifar10": _image_set(
+        "cifar10", "60 000 photographs of 32x32, 10 classes",
+        "cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10_subset.npz",
     ),
-    "cifar10": KnownDataset(
-        f"{_IMAGES}:cifar10",
-        "60 000 photographs of 32x32, 10 classes",
-        ("cifar-10-batches-py", "cifar-10-python.tar.gz", "cifar10_subset.npz"),
-        _FETCHED,
+    "cifar100": _image_set(
+        "cifar100", "60 000 photographs of 32x32, 100 classes",
+        "cifar-100-python", "cifar-100-python.tar.gz", "cifar100_subset.npz",
     ),
-    "cifar100": KnownDataset(
-        f"{_IMAGES}:cifar100",
-        "60 000 photographs of 32x32, 100 classes",
-        ("cifar-100-python", "cifar-100-python.tar.gz", "cifar100_subset.npz"),
-        _FETCHED,
-    ),
-    "uci-har": KnownDataset(
-        f"{_HAR}:uci_har",
-        "sensor windows of a phone on the waist, 6 activities",
-        ("uci_har.npz",),
-        f"{_BY_HAND}uci_har.npz",
-        overlaps=True,
-    ),
-    "motionsense": KnownDataset(
-        f"{_HAR}:motionsense",
-        "sensor windows of a phone in the pocket, 6 activities",
-        ("motionsense.npz",),
-        f"{_BY_HAND}motionsense.npz",
-        overlaps=True,
-    ),
-    "wisdm": KnownDataset(
-        f"{_HAR}:wisdm",
-        "sensor windows of phones and watches, 6 activities",
-        ("wisdm.npz",),
-        f"{_BY_HAND}wisdm.npz",
-        overlaps=True,
-    ),
+    "uci-har": _windows_set("uci_har.npz", "a phone on the waist"),
+    "motionsense": _windows_set("motionsense.npz", "a phone in the pocket"),
+    "wisdm": _windows_set("wisdm.npz", "phones and watches"),
     "femnist": KnownDataset(
-        "fedcli.data.sets.femnist:femnist",
-        "characters of 28x28 by 3500 writers, 62 classes",
+        "fedcli.data.sets.femnist:femnist", "characters of 28x28 by 3500 writers, 62 classes",
         ("femnist", "FEMNIST", "leaf/data/femnist"),
-        f"{_BY_HAND}LEAF's femnist/data/train/*.json and test/*.json",
-        takes_long=True,
+        f"{_BY_HAND}LEAF's femnist/data/train/*.json and test/*.json", takes_long=True,
     ),
     "tiny-imagenet": KnownDataset(
-        "fedcli.data.sets.tiny_imagenet:tiny_imagenet",
-        "110 000 photographs of 64x64, 200 classes",
+        "fedcli.data.sets.tiny_imagenet:tiny_imagenet", "110 000 photographs of 64x64, 200 classes",
         ("tiny-imagenet-200", "tiny-imagenet-200.zip"),
-        f"{_BY_HAND}tiny-imagenet-200.zip",
-        takes_long=True,
+        f"{_BY_HAND}tiny-imagenet-200.zip", takes_long=True,
     ),
-    "hhar": KnownDataset(
-        f"{_HAR}:hhar",
-        "sensor windows of four phone models, 6 activities",
-        ("hhar.npz", "Phones_accelerometer.csv", "Activity recognition exp"),
-        f"{_BY_HAND}Phones_accelerometer.csv and Phones_gyroscope.csv",
-        overlaps=True,
+    "hhar": _sensor_set(
+        "hhar", "sensor windows of four phone models, 6 activities",
+        "Phones_accelerometer.csv and Phones_gyroscope.csv",
+        "hhar.npz", "Phones_accelerometer.csv", "Activity recognition exp",
     ),
-    "realworld": KnownDataset(
-        f"{_HAR}:realworld",
-        "sensor windows at seven body positions, 8 activities",
-        ("realworld.npz", "realworld2016_dataset", "realworld2016"),
-        f"{_BY_HAND}realworld2016_dataset/proband*/data/*.zip",
-        overlaps=True,
+    "realworld": _sensor_set(
+        "realworld", "sensor windows at seven body positions, 8 activities",
+        "realworld2016_dataset/proband*/data/*.zip",
+        "realworld.npz", "realworld2016_dataset", "realworld2016",
     ),
-    "hhar+realworld": KnownDataset(
-        f"{_HAR}:hhar_realworld",
-        "both, 9 activities",
-        (),
-        f"{_BY_HAND}those of both",
-        overlaps=True,
-    ),
+    "hhar+realworld": _sensor_set("hhar_realworld", "both, 9 activities", "those of both"),
     **{
-        name: KnownDataset(
-            "fedcli.data.sets.synthetic:synthetic", f"55 000 {what}", (), "drawn by this program"
-        )
-        for name, what in (
-            ("sine", "points below and above a sine, 2 classes"),
-            ("circle", "points in and around a circle, 2 classes"),
-            ("sea", "rows of three numbers, of which two count, 2 classes"),
+        name: _at_hand("fedcli.data.sets.synthetic:synthetic", about, "drawn by this program")
+        for name, about in (
+            ("sine", "55 000 points below and above a sine, 2 classes"),
+            ("circle", "55 000 points in and around a circle, 2 classes"),
+            ("sea", "55 000 rows of three numbers, of which two count, 2 classes"),
         )
     },
-    "directory": KnownDataset(
-        f"{_OWN}:directory", "arrays or class folders of your own", (), "set [data] root"
+    "directory": _at_hand(
+        "fedcli.data.sets.directory:directory", "arrays or class folders of your own",
+        "set [data] root",
     ),
-    "table": KnownDataset(
-        "fedcli.data.own.tables:table",
-        "CSV or parquet files of your own, by windows or by rows",
-        (),
+    "table": _at_hand(
+        "fedcli.data.own.tables:table", "CSV or parquet files of your own, by windows or by rows",
         "set [data] root and [data.columns]",
     ),
-    "huggingface": KnownDataset(
+    "huggingface": _at_hand(
         "fedcli.data.own.huggingface:huggingface",
         "a data set of Hugging Face, as save_to_disk wrote it",
-        (),
         "set [data] root and [data.columns]",
     ),
-}
+}  # fmt: skip
 """Every data set that comes with fedtide, by the name it has in a config."""
 OWN = ("directory", "table", "huggingface")
 """Those of them that read a user's files."""
