@@ -70,7 +70,7 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
-        "files", "line_file", "code_names", "own_code", "page_server",
+        "files", "line_file", "code_names", "own_code", "http_server",
         "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",

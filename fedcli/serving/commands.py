@@ -73,7 +73,6 @@ def serve_model(
     if recipe is not None:
         recipe_in(recipe)  # what is wrong with it is said before the first request
     live = live_model(run, client, model, recipe)
-    from fedcli.serving.http_server import end_for_good
     from fedcli.serving.model_server import ModelServer
 
     end_on_sigterm()
@@ -83,7 +82,7 @@ def serve_model(
         server.serve()
     except SystemExit as ended:
         if not server.is_idle and isinstance(ended.code, int):
-            end_for_good(ended.code)
+            os._exit(ended.code)  # a thread that still works on a request keeps it no longer
         raise
 
 

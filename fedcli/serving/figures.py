@@ -9,7 +9,7 @@ from typing import Any
 from fedcli.prediction import Predictions
 from fedcli.serving.live_model import LiveModel
 from fedmodels.errors import FedtideError
-from fedmodels.page_server import Response
+from fedmodels.http_server import Response
 from fedmodels.printable import printable
 
 

@@ -17,22 +17,18 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fedcli.prediction import Predictions, predicted, predictions
 from fedcli.serving.bodies import KINDS, check_answer, check_growth, json_inputs, schema_of
 from fedcli.serving.figures import Figures
-from fedcli.serving.http_server import BEYOND, MAX_CONNECTIONS, HttpServer, is_addressed
 from fedcli.serving.live_model import LiveModel, Loaded
 from fedmodels.errors import DataError, FedtideError, pip_line
+from fedmodels.http_server import HttpServer, Response
 from fedmodels.log_lines import json_text
 from fedmodels.machine import cores
-from fedmodels.page_server import POLICY, Response
 from fedmodels.printable import printable
 
 JSON = "application/json; charset=utf-8"
@@ -50,10 +46,6 @@ AGAIN_AFTER_S = 1
 """After how many seconds a caller who finds no room is to come again."""
 LAST_ANSWERS_S = 10
 """Time for requests that have come when the server is stopped."""
-HEADERS = {
-    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer", "Content-Security-Policy": POLICY,
-}  # fmt: skip
 log = logging.getLogger(__name__)
 
 
@@ -68,12 +60,16 @@ class Told(Response):
 class ModelServer(HttpServer):
     """Answers with the model that is live at the moment of a request."""
 
+    addressed = (
+        "an address, as localhost, by its machine's name, or by a name that --allowed-hosts gives"
+    )
+    known = "GET /health, GET /metrics, GET /schema and POST /predict"
+
     def __init__(
         self, host: str, port: int, live: LiveModel, allowed_hosts: tuple[str, ...] = ()
     ) -> None:
         """Bind to a place; raise ConfigError if that is not possible."""
         self.live, self.figures = live, Figures()
-        self._host, self._allowed = host, allowed_hosts
         workers = min(cores(), MAX_WORKERS)
         self._pool = ThreadPoolExecutor(workers, "predict")
         self._under_way = 0
@@ -85,38 +81,12 @@ class ModelServer(HttpServer):
             Route("/health", self._health),
             Route("/metrics", self._metrics),
         ]
-        app = Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
-        super().__init__(host, port, self._for_here(app), LAST_ANSWERS_S)
+        super().__init__(host, port, routes, LAST_ANSWERS_S, allowed_hosts)
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is worked on: else its thread would keep the process."""
         return not self._under_way
-
-    def _for_here(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that refuses requests which mean another server."""
-
-        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope.get("state", {}).get(BEYOND):
-                line = f"more than {MAX_CONNECTIONS} connections are open: come again later"
-                full = self._sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, line))
-                full.headers["Connection"] = "close"
-                return await full(scope, receive, send)
-            host = next((v for name, v in scope["headers"] if name == b"host"), b"")
-            if is_addressed(host.decode("latin-1"), self._host, self._allowed):
-                return await app(scope, receive, send)
-            line = (
-                "this server is asked for by an address, as localhost, by its machine's name, or "
-                "by a name that --allowed-hosts gives"
-            )
-            await self._sent(refused(HTTPStatus.MISDIRECTED_REQUEST, line))(scope, receive, send)
-
-        return checked
-
-    async def _unknown(self, request: Request, error: Exception) -> HttpResponse:
-        assert isinstance(error, HTTPException)
-        line = "there are GET /health, GET /metrics, GET /schema and POST /predict"
-        return self._sent(refused(HTTPStatus(error.status_code), line))
 
     # --- predictions ------------------------------------------------------------------------------
 
@@ -127,7 +97,7 @@ class ModelServer(HttpServer):
         except asyncio.CancelledError:
             answer = refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends: come again later")
         self.figures.count(answer.status, time.monotonic() - begun)
-        return self._sent(answer)
+        return self.sent(answer)
 
     async def _answer(self, request: Request) -> Response:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -191,35 +161,39 @@ class ModelServer(HttpServer):
         try:
             now = self.live.now()
         except FedtideError as error:
-            return self._sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
+            return self.sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
         status = self.live.status()
         told = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
-        return self._sent(_told(told, by=now))
+        return self.sent(_told(told, by=now))
 
     def _schema(self, request: Request) -> HttpResponse:
         try:
             now = self.live.now()
-            return self._sent(_told(schema_of(now.model.facts), by=now))
+            return self.sent(_told(schema_of(now.model.facts), by=now))
         except FedtideError as error:
-            return self._sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
+            return self.sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
 
     def _metrics(self, request: Request) -> HttpResponse:
         found = self.figures.page(request.headers.get("accept", ""), self.live)
         line = f"/metrics needs a package more: {pip_line('prometheus')}"
-        return self._sent(found or refused(HTTPStatus.NOT_IMPLEMENTED, line))
+        return self.sent(found or refused(HTTPStatus.NOT_IMPLEMENTED, line))
 
-    def _sent(self, answer: Response) -> HttpResponse:
+    def refused(self, status: HTTPStatus, line: str) -> Response:
+        """Return what a request is refused with."""
+        return refused(status, line)
+
+    def sent(self, answer: Response) -> HttpResponse:
         """Return an answer as HTTP, with the run and the model in its headers.
 
         An answer that no model gave has those of the model that is in memory.
         """
-        headers = {**HEADERS, "Content-Type": answer.kind}
+        found = super().sent(answer)
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            headers["Retry-After"] = str(AGAIN_AFTER_S)
+            found.headers["Retry-After"] = str(AGAIN_AFTER_S)
         by = answer.by if isinstance(answer, Told) else None
         if (named := by or self.live.loaded) is not None:
-            headers |= {f"Fedtide-{name}": text for name, text in _named(named).items()}
-        return HttpResponse(answer.body, int(answer.status), headers)
+            found.headers.update({f"Fedtide-{name}": t for name, t in _named(named).items()})
+        return found
 
 
 async def _body_of(request: Request) -> bytes | None:

@@ -22,9 +22,9 @@ import numpy as np
 
 from fedmodels.charts import Chart, Spread, svg
 from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.http_server import POLICY, PageServer, Response
 from fedmodels.log_lines import json_text
 from fedmodels.numerics.metric_names import metric
-from fedmodels.page_server import POLICY, PageServer, Response
 from fedmodels.printable import Unit, bytes_text, duration, printable, text_of
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.report import quantities as q
@@ -362,6 +362,6 @@ def serve_page(runs: Sequence[Path], host: str, port: int, say: Callable[[str], 
     if len(runs) != 1:
         raise ConfigError("--serve shows one run; name one directory")
     read_run(runs[0])
-    with page_server(host, port, LivePage(runs[0])) as server:
-        say(f"live page: {server.url} (Ctrl-C ends it)")
-        server.serve_forever()
+    server = page_server(host, port, LivePage(runs[0]))
+    say(f"live page: {server.url} (Ctrl-C ends it)")
+    server.serve()

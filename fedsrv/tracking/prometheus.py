@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from fedmodels.errors import ConfigError, pip_line
-from fedmodels.page_server import PageServer, Response
+from fedmodels.http_server import PageServer, Response
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.run_status import RunStatus
 

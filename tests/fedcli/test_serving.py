@@ -32,10 +32,11 @@ from fedcli.parts import deployment
 from fedcli.runtime import deployed as deployed_module
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.sessions import Session, SessionFile
-from fedcli.serving import bodies, http_server, model_server
+from fedcli.serving import bodies, model_server
 from fedcli.serving.live_model import LiveModel, NoModelYet
 from fedcli.serving.model_server import ModelServer
 from fedcli.serving.watching import WatchedFolder
+from fedmodels import http_server
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedmodels.tensors.bundle import Bundle, state_digest

@@ -7,9 +7,8 @@ that were accepted.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
-import http.client
-import io
 import json
 import os
 import shutil
@@ -19,16 +18,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from google.protobuf.message import DecodeError
+from uvicorn.server import ServerState
 
 from fedcli.data.store.client_data import ClientData
 from fedmodels.config.sent import without_places
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
-from fedmodels.page_server import Handler, PageServer, Response
+from fedmodels.http_server import BoundedProtocol, PageServer, Response, is_addressed
 from fedmodels.resolution import experiment_of, received_experiment
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
@@ -204,34 +205,38 @@ def experiment(data: bytes) -> None:
 
 def request(data: bytes) -> None:
     """Take what a caller of a page sends."""
-    caller = _Caller(data)
-    server = _page_server()
-    with suppress(http.client.LineTooLong):
-        Handler(cast("Any", caller), ("127.0.0.1", 1), server)
-    head = bytes(caller.sent).partition(b"\r\n")[0]
+    server, loop = _page_server()
+    head = loop.run_until_complete(_answered(data, server)).partition(b"\r\n")[0]
     if b" 200 " in head:
         lines = [line.partition(b":") for line in data.replace(b"\r", b"\n").split(b"\n")]
-        hosts = [value for name, _, value in lines if name.lower() == b"host"]
-        assert any(server.is_addressed(host.strip().decode("latin-1")) for host in hosts)
+        hosts = [value.strip() for name, _, value in lines if name.lower() == b"host"]
+        assert any(is_addressed(host.decode("latin-1"), "127.0.0.1", ()) for host in hosts)
 
 
-class _Caller:
-    """The socket of a caller that has said everything."""
-
-    def __init__(self, said: bytes) -> None:
-        self._said, self.sent = said, bytearray()
-
-    def makefile(self, *_: object) -> io.BytesIO:
-        return io.BytesIO(self._said)
-
-    def sendall(self, data: bytes) -> None:
-        self.sent += data
+async def _answered(data: bytes, server: PageServer) -> bytes:
+    """Return what a server of pages sends to a caller that has said everything."""
+    config, sent = server._server.config, bytearray()
+    caller = SimpleNamespace(
+        write=sent.extend, close=lambda: None, is_closing=lambda: False,
+        get_extra_info=lambda name: None, pause_reading=lambda: None, resume_reading=lambda: None,
+    )  # fmt: skip
+    state = ServerState()
+    protocol: Any = BoundedProtocol(config, state, {}, asyncio.get_running_loop())
+    protocol.connection_made(caller)
+    if data:  # no bytes are the end of a connection
+        protocol.data_received(data)
+    await asyncio.gather(*state.tasks)
+    protocol.connection_lost(None)
+    return bytes(sent)
 
 
 @cache
-def _page_server() -> PageServer:
+def _page_server() -> tuple[PageServer, asyncio.AbstractEventLoop]:
     pages = {"/": lambda accept: Response(accept.encode("latin-1"))}
-    return PageServer("127.0.0.1", 0, pages)
+    found, loop = PageServer("127.0.0.1", 0, pages), asyncio.new_event_loop()
+    found._server.config.load()
+    atexit.register(loop.close)
+    return found, loop
 
 
 TARGETS: dict[str, Target] = {

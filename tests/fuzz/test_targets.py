@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.fuzz.seeds import SEEDS
 from tests.fuzz.targets import TARGETS
 
-FEW = {"directories": 150, "config": 40, "experiment": 60}
+FEW = {"directories": 150, "config": 40, "experiment": 60, "request": 100}
 INPUTS = 500
 
 

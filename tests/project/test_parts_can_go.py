@@ -135,11 +135,11 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """,
     ),
     "page server": (
-        r"page_server|/dashboard/",
-        r"page_server|PageServer|fedsrv\.dashboard",
+        r"http_server|/dashboard/",
+        r"http_server|PageServer|fedsrv\.dashboard",
         """
-        fedcli/serving/figures.py fedcli/serving/http_server.py fedcli/serving/model_server.py
-        fedsrv/cli.py fedsrv/tracking/prometheus.py
+        fedcli/serving/figures.py fedcli/serving/model_server.py fedsrv/cli.py
+        fedsrv/tracking/prometheus.py
         """,
     ),
     "clusters": (

@@ -9,7 +9,6 @@ import http.client
 import json
 import re
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -67,7 +66,7 @@ def asked(address: str, path: str = "/", method: str = "GET", **headers: str) ->
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
-        return answer.status, dict(answer.getheaders()), answer.read().decode()
+        return answer.status, answer.headers, answer.read().decode()
     finally:
         connection.close()
 
@@ -192,12 +191,12 @@ def test_only_this_page_and_its_state_are_served(going_on):
     with socket.create_connection((host, int(port)), timeout=10) as line:
         line.sendall(f"HEAD / HTTP/1.0\r\nHost: {address}\r\n\r\n".encode())
         head, _, body = b"".join(iter(lambda: line.recv(65536), b"")).partition(b"\r\n\r\n")
-    assert f"Content-Length: {headers['Content-Length']}" in head.decode()
+    assert f"content-length: {headers['Content-Length']}" in head.decode()
     assert (head.split()[1], body) == (b"200", b"")
-    for path in ("/config.toml", "/../run.db", "/state.json?x", "*"):
+    for path in ("/config.toml", "/../run.db", "/state.json/x", "*"):
         assert asked(address, path)[0] == 404
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
-        assert asked(address, "/state.json", method)[0] == 501
+        assert asked(address, "/state.json", method)[0] == 405
 
 
 @pytest.mark.parametrize(
@@ -235,22 +234,20 @@ def test_a_directory_that_is_no_run(tmp_path, run):
     with pytest.raises(ConfigError, match="--serve shows one run"):
         serve_page([run, run], "127.0.0.1", 0, print)
     with (
-        page_server("127.0.0.1", 0, LivePage(run)) as server,
+        socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: "),
     ):
-        page_server("127.0.0.1", server.server_port, LivePage(run))
+        page_server("127.0.0.1", taken.getsockname()[1], LivePage(run))
     with pytest.raises(ConfigError, match=r"no page at bü\.\.x:0: "):
         page_server("bü..x", 0, LivePage(run))
 
 
 def test_a_damaged_run_is_one_line(tmp_path):
     (tmp_path / "rounds.jsonl").write_text("nonsense\n")
-    with page_server("127.0.0.1", 0, LivePage(tmp_path)) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        status, _, body = asked(urlsplit(server.url).netloc)
-        server.shutdown()
-        thread.join()
+    server = page_server("127.0.0.1", 0, LivePage(tmp_path))
+    end = server.begin("page")
+    status, _, body = asked(urlsplit(server.url).netloc)
+    end()
     assert status == 503
     assert "rounds.jsonl line 1 is damaged" in body
 

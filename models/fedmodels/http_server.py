@@ -1,4 +1,4 @@
-"""What carries HTTP for ``fedcli serve-model``: uvicorn, with bounds in time, bytes and callers.
+"""What carries HTTP, for served models and for pages: uvicorn, bounded in time, bytes and callers.
 
 A caller is answered, or told when to come again; nobody is cut off because others came.
 """
@@ -6,22 +6,38 @@ A caller is answered, or told when to come again; nobody is cut off because othe
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import os
+import re
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
+from http import HTTPStatus
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedmodels.errors import ConfigError, reason_of
-from fedmodels.page_server import MAX_BYTES, host_named, is_ip
 
+MAX_BYTES = 16 << 10
+"""Size of a request line and its headers."""
+POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'"
+HEADERS = {
+    "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer", "Content-Security-Policy": POLICY,
+}  # fmt: skip
 HEAD_S = 15
 """Time of a request line and its headers, from the connection or from the answer before on."""
 SLOW_READER_S = 90.0
@@ -91,11 +107,35 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-class HttpServer:
-    """Serves an application of ASGI at a place."""
+@dataclass(frozen=True)
+class Response:
+    """What is sent for a path."""
 
-    def __init__(self, host: str, port: int, app: Any, graceful_s: int) -> None:
+    body: bytes
+    kind: str = "text/plain; charset=utf-8"
+    """The content type."""
+    status: HTTPStatus = HTTPStatus.OK
+
+
+class HttpServer:
+    """Serves what answers some paths, at a place; refuses requests that mean another server."""
+
+    addressed = "an address, as localhost, or by its machine's name"
+    """How this server may be asked for."""
+    known = ""
+    """What it answers, for those who ask for something else."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        routes: Sequence[Route],
+        graceful_s: int,
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
         """Bind to a place, on port 0 to any that is free; ConfigError if that is not possible."""
+        self._host, self._allowed = host, allowed_hosts
+        app = Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # asyncio sends small parts at once on sockets that say that they are of TCP
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -111,13 +151,45 @@ class HttpServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}/"
         config = uvicorn.Config(
-            app, http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio", log_config=None,
-            access_log=False, server_header=False, backlog=BACKLOG,
+            self._for_here(app), http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio",
+            log_config=None, access_log=False, server_header=False, backlog=BACKLOG,
             h11_max_incomplete_event_size=MAX_BYTES, timeout_keep_alive=HEAD_S,
             timeout_graceful_shutdown=graceful_s, proxy_headers=False,
         )  # fmt: skip
         logging.getLogger("uvicorn").setLevel(logging.ERROR)
         self._server = _Server(config)
+
+    def refused(self, status: HTTPStatus, line: str) -> Response:
+        """Return what a request is refused with: one line."""
+        return Response(f"{line}\n".encode(), status=status)
+
+    def sent(self, answer: Response) -> HttpResponse:
+        """Return an answer as HTTP."""
+        headers = {**HEADERS, "Content-Type": answer.kind}
+        return HttpResponse(answer.body, int(answer.status), headers)
+
+    def _for_here(self, app: ASGIApp) -> ASGIApp:
+        """Return an application that refuses requests which mean another server."""
+
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope.get("state", {}).get(BEYOND):
+                line = f"more than {MAX_CONNECTIONS} connections are open: come again later"
+                full = self.sent(self.refused(HTTPStatus.SERVICE_UNAVAILABLE, line))
+                full.headers["Connection"] = "close"
+                return await full(scope, receive, send)
+            host = next((v for name, v in scope["headers"] if name == b"host"), b"")
+            if is_addressed(host.decode("latin-1"), self._host, self._allowed):
+                return await app(scope, receive, send)
+            line = f"this server is asked for by {self.addressed}"
+            await self.sent(self.refused(HTTPStatus.MISDIRECTED_REQUEST, line))(
+                scope, receive, send
+            )
+
+        return checked
+
+    async def _unknown(self, request: Request, error: Exception) -> HttpResponse:
+        assert isinstance(error, HTTPException)
+        return self.sent(self.refused(HTTPStatus(error.status_code), f"there are {self.known}"))
 
     def serve(self) -> None:
         """Answer until the process is told to end, and give requests that have come their time.
@@ -147,18 +219,43 @@ class HttpServer:
         return end
 
 
+Pages = Mapping[str, Callable[[str], Response]]
+"""Path -> what answers it, given the request's ``Accept``."""
+
+
+class PageServer(HttpServer):
+    """Serves pages at a place."""
+
+    def __init__(self, host: str, port: int, pages: Pages, policy: str = POLICY) -> None:
+        """Bind to a place; raise ConfigError if that is not possible."""
+        self._policy, self.known = policy, " and ".join(pages)
+
+        def route(path: str) -> Route:
+            def answer(request: Request) -> HttpResponse:
+                return self.sent(pages[path](request.headers.get("accept", "")))
+
+            return Route(path, answer)
+
+        super().__init__(host, port, [*map(route, pages)], SLACK_S)
+
+    def sent(self, answer: Response) -> HttpResponse:
+        """Return an answer as HTTP, with the policy of these pages."""
+        found = super().sent(answer)
+        found.headers["Content-Security-Policy"] = self._policy
+        return found
+
+
 def is_addressed(header: str, host: str, allowed: tuple[str, ...]) -> bool:
     """Tell whether a Host header means a server at ``host``, or at a name that is allowed.
 
     A name that another site lets point here is not taken: its pages must not read these. ``*`` in
     an allowed name stands for any letters.
     """
-    name = host_named(header)
-    if is_ip(name) or name in {"localhost", host.lower(), socket.gethostname().lower()}:
-        return True
-    return bool(name) and any(fnmatch(name, pattern.lower()) for pattern in allowed)
-
-
-def end_for_good(status: int) -> None:
-    """End the process now: a thread that still works on a request keeps it no longer."""
-    os._exit(status)
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", header)
+    name = found[1].strip("[]").lower() if found else ""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        own = {"localhost", host.lower(), socket.gethostname().lower()}
+        return name in own or any(name and fnmatch(name, each.lower()) for each in allowed)
+    return True
