@@ -1,12 +1,14 @@
 """``fedcli serve-model`` beside a bare loop: uvicorn over the same model, without any check.
 
-    python -m benchmarks.serving [--callers 1 8 64] [--seconds 3] [--turns 3] [--keep]
+    python -m benchmarks.serving [--callers 1 8 64] [--seconds 0.1] [--turns 100] [--keep]
 
 Each server is a process, and callers are another one: connections that stay open, and a request as
-soon as the one before is answered. The servers take turns, so that a busy machine slows both. Rows
-have answers a second, the median and the slowest hundredth of milliseconds, how many were told to
-come later, how many callers were cut off, and the processor's time for an answer, which other work
-on the machine hardly moves; ``slower`` compares the medians of turns.
+soon as the one before is answered. The servers take many short turns, so that other work on the
+machine slows both of a pair alike; a turn lasts until each caller has an answer. Rows have answers
+a second, the median and the slowest hundredth of milliseconds, how many were told to come later,
+how many callers were cut off, and the processor's time for an answer. ``slower`` is the median over
+pairs of turns of the ratio of their median latencies; ``from`` and ``to`` bound it in 95 of 100
+draws of the pairs (bootstrap).
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,17 @@ def begun(server: Callable[..., None], model: Path) -> tuple[int, int]:
         return child, int(told.readline())
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What came of a turn."""
+
+    seconds: float
+    took: list[float]
+    """Of each answer, in seconds."""
+    ends: Counter[str]
+    """How many answers had each status, and how many callers were ``cut`` off."""
+
+
 async def _caller(port: int, until: float, took: list[float], ends: Counter[str]) -> None:
     """Ask once, and again as long as there is time."""
     body = json.dumps(np.zeros((1, *INPUT)).tolist()).encode()
@@ -130,45 +144,59 @@ async def _caller(port: int, until: float, took: list[float], ends: Counter[str]
         writer.close()
 
 
-async def asked(port: int, callers: int, seconds: float) -> dict[str, Any]:
+async def asked(port: int, callers: int, seconds: float) -> Asked:
     """Let so many callers ask for some seconds; return what they were answered, and how fast."""
     took, ends = list[float](), Counter[str]()
-    until = time.perf_counter() + seconds
-    await asyncio.gather(*(_caller(port, until, took, ends) for _ in range(callers)))
-    taken = sorted(took) or [float("nan")]
-    return {
-        "answers_s": ends["200"] / seconds,
-        "p50_ms": 1000 * statistics.median(taken),
-        "p99_ms": 1000 * taken[int(0.99 * len(taken))],
-        "later": ends["503"],
-        "cut": ends["cut"],
-    }
+    begun_at = time.perf_counter()
+    await asyncio.gather(*(_caller(port, begun_at + seconds, took, ends) for _ in range(callers)))
+    return Asked(time.perf_counter() - begun_at, took, ends)
 
 
 def measured(model: Path, callers: int, seconds: float, turns: int) -> list[dict[str, Any]]:
-    """Return a row for each server: the median of its turns."""
+    """Return a row for each server, over all of its turns."""
     servers = {"bare loop": begun(bare, model), "serve-model": begun(ours, model)}
     try:
-        found: dict[str, list[dict[str, Any]]] = {name: [] for name in servers}
-        for port in (port for _, port in servers.values()):
-            asyncio.run(asked(port, callers, seconds / 4))
-        for _ in range(turns):
-            for name, (child, port) in servers.items():
-                before = _processor_s(child)
-                row = asyncio.run(asked(port, callers, seconds))
-                spent = _processor_s(child) - before
-                answers = max(row["answers_s"] * seconds, 1.0)
-                found[name].append({**row, "cpu_ms": 1000 * spent / answers})
+        found: dict[str, list[Asked]] = {name: [] for name in servers}
+        for _, port in servers.values():
+            asyncio.run(asked(port, callers, seconds))
+        before = {name: _processor_s(child) for name, (child, _) in servers.items()}
+        for turn in range(turns):
+            order = [*servers.items()]
+            for name, (_, port) in order if turn % 2 else order[::-1]:
+                found[name].append(asyncio.run(asked(port, callers, seconds)))
+        spent = {name: _processor_s(child) - before[name] for name, (child, _) in servers.items()}
     finally:
         for child, _ in servers.values():
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    rows = []
-    for name, each in found.items():
-        row = {key: statistics.median(one[key] for one in each) for key in each[0]}
-        rows.append({"server": name, "callers": callers, **row})
-    ratio = rows[0]["answers_s"] / max(rows[1]["answers_s"], 1e-9)
-    return [{**rows[0], "slower": 1.0}, {**rows[1], "slower": ratio}]
+    rows = [_row_of(name, callers, each, spent[name]) for name, each in found.items()]
+    medians = ([statistics.median(one.took) for one in each] for each in found.values())
+    return [rows[0], {**rows[1], **in_pairs(*medians)}]
+
+
+def _row_of(name: str, callers: int, turns: list[Asked], spent_s: float) -> dict[str, Any]:
+    """Return what a server did in all of its turns."""
+    ends = sum((turn.ends for turn in turns), Counter[str]())
+    taken = sorted(seconds for turn in turns for seconds in turn.took)
+    return {
+        "server": name,
+        "callers": callers,
+        "answers": ends["200"],
+        "answers_s": ends["200"] / sum(turn.seconds for turn in turns),
+        "p50_ms": 1000 * statistics.median(taken),
+        "p99_ms": 1000 * taken[int(0.99 * len(taken))],
+        "later": ends["503"],
+        "cut": ends["cut"],
+        "cpu_ms": 1000 * spent_s / max(ends["200"], 1),
+    }
+
+
+def in_pairs(bare: Sequence[float], ours: Sequence[float]) -> dict[str, float]:
+    """Return the median ratio of pairs of turns, and the bounds of 95 % of its bootstrap draws."""
+    ratios = np.asarray(ours) / np.asarray(bare)
+    drawn = np.random.default_rng(0).choice(ratios, (2000, len(ratios)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    return {"slower": float(np.median(ratios)), "from": float(low), "to": float(high)}
 
 
 def _processor_s(child: int) -> float:
@@ -181,8 +209,8 @@ def main() -> None:
     """Measure each number of callers."""
     parser = parser_of("serving", __doc__, "serving")
     parser.add_argument("--callers", type=int, nargs="*", default=[1, 8, 64])
-    parser.add_argument("--seconds", type=float, default=3.0, help="of a turn")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=0.1, help="of a turn")
+    parser.add_argument("--turns", type=int, default=100)
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:

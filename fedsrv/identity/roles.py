@@ -31,7 +31,7 @@ MAY: dict[str, frozenset[str]] = {
     "Push": _AT_WORK,
     "PushSeveral": _AT_WORK,
     "Beat": _AT_WORK,
-    "Announce": frozenset({CLIENT}),
+    "Announce": frozenset({CLIENT, RELAY}),
     "Leave": _AT_WORK,
     "Watch": frozenset({WATCHER, OPERATOR}),
     "Steer": frozenset({OPERATOR}),

@@ -11,8 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-from fedmodels.config.combinations import refusals
-from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem, Weights
@@ -192,11 +191,9 @@ class RelayedRun:
             code: custom files whose code may run, if the experiment asks for it.
 
         Raises:
-            ConfigError: relays cannot carry this run.
+            ConfigError: this installation cannot read the experiment.
         """
         experiment = received_experiment(table, "the coordinator's experiment", code)
-        for line in refusals(experiment, also="relays"):
-            raise ConfigError(line)
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
         return cls(RunFacts(experiment, problem), method)
 
@@ -248,12 +245,14 @@ class RelayedTrips:
     # --- orders -----------------------------------------------------------------------------------
 
     def begin(self, delivery: Delivery) -> None:
-        """Give orders to the clients; those of an earlier issue end."""
+        """Give orders to the clients; those of an earlier issue end, of the same clients or all."""
         run = self.run_of(*next(iter(delivery.orders.items())))
         trip = OpenTrip.of(_trip_of(delivery, run))
         sample = trip.trip.sample
         with self.changed:
-            if delivery.issue != self._issue:
+            if run.facts.experiment.schedule.orders_last:
+                self.below.recall([c for c in delivery.orders if isinstance(c, int)])
+            elif delivery.issue != self._issue:
                 self.recall()
                 self._issue = delivery.issue
             if delivery.group and self.group is None:

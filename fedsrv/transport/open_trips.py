@@ -216,19 +216,25 @@ class OpenTrips:
         self.lasting += trips
         self.has_opened = True
 
-    def recall(self, clients: Collection[int] | None = None) -> None:
-        """End the lasting trips of some clients, or all of them."""
+    def recall(self, clients: Collection[int] | None = None) -> list[tuple[ClientId, int]]:
+        """End the lasting trips of some clients, or all of them.
+
+        Returns the clients whose trips go on for others, each with the trip's issue.
+        """
         if clients is None:
             self.lasting, self._arrived = [], []
-            return
+            return []
+        found = list[tuple[ClientId, int]]()
         for trip in self.lasting:
             for client in trip.trip.orders.keys() & {*clients}:
                 trip.results.pop(client, None)
                 trip.failed.pop(client, None)
                 trip.intake.answered.add(client)
                 trip.taken.add(client)
+                found.append((client, trip.issue))
         self._arrived = [(client, trip) for client, trip in self._arrived if client not in clients]
         self._forget_taken()
+        return found
 
     def _forget_taken(self) -> None:
         """Drop the lasting trips that nothing is to be taken out of any more."""

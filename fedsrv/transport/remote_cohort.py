@@ -313,7 +313,10 @@ class RemoteCohort:
 
     def recall(self, clients: Collection[int] | None = None) -> None:
         with self.changed:
-            self._trips.recall(clients)
+            for client, issue in self._trips.recall(clients):
+                session = self.sessions.get(client)
+                if session is not None and session.caller is not None:
+                    session.caller.answered(client, issue)  # it is not sent, nor waited for
 
     def commit(self, interaction: int, watermark: int) -> None:
         with self.changed:

@@ -97,8 +97,6 @@ def test_a_pair_that_fits_by_none_of_its_needs_is_refused(place):
 
 @pytest.mark.parametrize("refusal", REFUSED, ids=lambda each: "--".join(each.pair))
 def test_a_refused_pair_has_its_line(refusal, place):
-    if "relays" in refusal.pair:
-        return  # tests/fedsrv/relay has them: relays are no key
     if "forgetting" in refusal.pair:
         (other,) = {*refusal.pair} - {"forgetting"}
         asked = tiny_experiment(**tables_of(combinations.needed_by([other]), place))

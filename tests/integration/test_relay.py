@@ -16,7 +16,8 @@ from fedpb.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from fedsrv.cli import main
 from fedsrv.engine.schedule import steps
 from fedsrv.identity.certificates import init_authority, issue
-from tests.conftest import records_of
+from fedtide.inprocess import run_in_process
+from tests.conftest import arrivals_of, records_of
 from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import Relay, reached
 from tests.integration.test_tls_run import client_options, server_options
@@ -173,13 +174,28 @@ def test_who_does_not_belong_is_told_so(loopback):
     relay.kill()
 
 
-def test_an_asynchronous_run_takes_no_relay(loopback):
-    schedule = {"rounds": 2, "clients": 3, "order": "asynchronous", "buffer": 2}
-    run = loopback(tables("held-whole", schedule=schedule))
+def test_asynchronous_rounds_pass_whole_and_the_relay_is_killed_amid_several(
+    loopback, partition, tmp_path, steer
+):
+    """A round ends with the first upload, so orders of three rounds are under way at the kill."""
+    schedule = {"order": "asynchronous", "rounds": 4, "clients": 3, "buffer": 1}
+    experiment = tables("held", schedule=schedule)
+    first = tmp_path / "first"
+    expected = run_in_process(experiment, partition, first)
+    (steer / "aggregate-3").touch()
+    run = loopback({**experiment, "schedule": {**schedule, "arrivals": str(first)}})
     run.serve()
     relay = run.relay("0-2")
-    assert ends(run.join("0", port=relay.port), "asynchronous rounds take no relay")
+    clients = [run.join(str(c), port=relay.port) for c in range(3)]
+    reached(steer / "aggregate-3.reached")
     relay.kill()
+    (steer / "aggregate-3").unlink()
+    run.relay("0-2", port=relay.port)
+    found = finish(run, *clients)
+    assert_same(found, expected)
+    assert arrivals_of(run.out) == arrivals_of(first)
+    assert uploaded(found) == uploaded(expected), "no sum, and none twice"
+    assert len({begun for _, begun in records_of(run.out)[3]["under_way"]}) > 1
 
 
 def test_a_run_that_fails_ends_its_relay(loopback, steer):

@@ -1,4 +1,4 @@
-"""An open run whose clients join through a relay: unlike classes, new ones, and a refused task."""
+"""Open runs behind a relay: unlike classes, new ones, a refused task; buffers, and secure sums."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import torch
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.growing import add_task
 from fedcli.joining import host_of
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import FedtideError
 from fedmodels.run_classes import ClassChange
 from fedsrv.coordinator import Listen, serve
 from fedsrv.events import Event, EventLog
+from fedsrv.identity.certificates import init_authority, issue
+from fedsrv.identity.tls import caller_credentials
 from fedsrv.parts.open_admission import REFUSED
 from fedsrv.parts.open_wishes import ClassWishes
 from fedsrv.parts.stages import RunPaused
@@ -71,7 +74,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(4) as found:
+    with ThreadPoolExecutor(5) as found:
         yield found
 
 
@@ -125,3 +128,83 @@ def test_tasks_and_classes_come_through_a_relay_as_they_do_without_a_network(
     assert (client, task, why[: len(REFUSED)]) == (0, 2, REFUSED)
     alone = in_one_process(tmp_path / "other" / "data", tmp_path / "alone")
     assert summary["state_sha256"] == alone["state_sha256"]
+
+
+class Papers:
+    """The certificates of a run over mutual TLS; none of a run without."""
+
+    def __init__(self, place: Path | None, *identities: str) -> None:
+        self.place = place
+        if place is not None:
+            init_authority(place)
+            for identity in identities:
+                issue(place, identity)
+
+    def of(self, name: str) -> tuple[Path | None, Path | None, Path | None]:
+        """Return the authority, and somebody's certificate and key."""
+        if self.place is None:
+            return None, None, None
+        return self.place / "ca.pem", self.place / f"{name}.pem", self.place / f"{name}.key"
+
+    def listen(self, name: str) -> Listen:
+        ca, cert, key = self.of(name)
+        return Listen.given("127.0.0.1:0", cert, key, ca, False)
+
+    def shown(self, name: str, option: str) -> Any:
+        return caller_credentials(*self.of(name), option)
+
+
+@pytest.mark.parametrize("is_masked", [False, True], ids=["asynchronous", "masked, mutual TLS"])
+def test_a_run_that_grows_beside_and_behind_a_relay_has_the_bits_of_one_without_a_network(
+    is_masked: bool, tmp_path: Path, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay passes on orders of several rounds, or masked uploads and what opens their sum."""
+    monkeypatch.setattr(service, "BEAT_EVERY_S", 0.1)
+    out, place = tmp_path / "run", tmp_path / "data"
+    buffered = {} if is_masked else {"order": "asynchronous", "buffer": 1}
+
+    def experiment(trust: str, **more: Any) -> Experiment:
+        return tiny_experiment(
+            method="fedavg", net={"name": "mlp", "hidden": [4]},
+            schedule={**SCHEDULE, **buffered, "clients": 3, **more},
+            **({"privacy": {"secure_sum": {"trust": trust}}} if is_masked else {}),
+        ).model_copy(update={"scenario": None, "data": None})  # fmt: skip
+
+    for client in range(3):
+        own(place, client, class_names=["a", "b"])
+    shutil.copytree(place, tmp_path / "other")
+    images(tmp_path / "week", "fox", "a")
+    everybody = "server", "relay:0-1", "0", "1", "2", "operator"
+    papers = Papers(tmp_path / "certs" if is_masked else None, *everybody)
+    above, below = Listening(), Listening()
+    end = pool.submit(
+        serve, experiment("certificates"), out, papers.listen("server"), on_ready=above.begin
+    )
+    up = above.address.result(60)
+    upstream = Upstream(up, papers.shown("relay-0-1", "--up"))
+    relayed = pool.submit(serve_relay, range(2), upstream, papers.listen("relay-0-1"), below)
+    relay, states, cpu = below.address.result(60), tmp_path / "states", torch.device("cpu")
+    sites = [
+        pool.submit(host_of([c], to, place, states, cpu, tls=papers.of(f"client-{c}")).run)
+        for c, to in enumerate((relay, relay, up))
+    ]
+    above.wait_rest()
+    add_task(place, 0, tmp_path / "week")
+    above.wait_rest()
+    steer(up, papers.shown("operator", "--tls"), close=True)
+    summary = end.result(60)
+    for ended in (*sites, relayed):
+        ended.result(60)
+    alone = experiment("coordinator", **({} if is_masked else {"arrivals": str(out)}))
+    with pytest.raises(RunPaused):
+        run_in_process(alone, tmp_path / "other", tmp_path / "alone", at_rest="pause")
+    add_task(tmp_path / "other", 0, tmp_path / "week")
+    again = run_in_process(
+        alone, tmp_path / "other", tmp_path / "alone", resume=True, at_rest="close"
+    )
+    assert summary["state_sha256"] == again["state_sha256"]
+    records = records_of(out)
+    grown = [g["classes"] for record in records for g in record.get("growths", ())]
+    assert [classes for classes in grown if classes] == [["a", "b"], ["fox"]]
+    assert not any(record.get("failed") for record in records)
+    assert all(("secure_sum" in record) == is_masked for record in records)

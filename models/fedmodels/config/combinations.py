@@ -364,10 +364,6 @@ REFUSED: tuple[Refusal, ...] = (
         '"asynchronous"',
     ),
     Refusal(
-        ("asynchronous rounds", "relays"),
-        "asynchronous rounds take no relay: let the clients join the coordinator itself",
-    ),
-    Refusal(
         ("participants", "robust rules"),
         FEW_HAVE_NEW.format("[server] reduce = {0.server.reduce!r}"),
     ),
@@ -520,7 +516,7 @@ def refusals(
 
     Args:
         experiment: the config.
-        also: a part beside its own: ``relays``, ``forgetting``.
+        also: a part beside its own: ``forgetting``.
         reads: what the method's server half reads, where it is known.
     """
     on = {name for name, part in PARTS.items() if part.is_on(experiment) or name == also}

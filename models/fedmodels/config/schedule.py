@@ -85,6 +85,11 @@ class Schedule(StrictTable):
         return self.order == "asynchronous"
 
     @property
+    def orders_last(self) -> bool:
+        """Whether a client's order stays under way while later rounds give others theirs."""
+        return self.is_asynchronous
+
+    @property
     def trains_all(self) -> bool:
         """Whether all clients that have a task train in each of its rounds."""
         return not (self.selects or self.is_asynchronous or self.open)

@@ -885,6 +885,21 @@ def test_a_flush_goes_on_with_as_many_as_suffice(world):
     assert taking(world, 2, needed=1).result(30).arrivals == {0: 0}
 
 
+def test_an_order_that_is_recalled_is_not_sent_and_takes_no_room(world):
+    """Client 0's trips go on for client 1, who is slow."""
+    members = {0: world.cohort.session(0, world.tokens[0])}
+    caller = world.cohort.caller(members, {0: 0})
+    for number in range(2 * world.cohort.MAX_AHEAD):
+        world.cohort.send(trip_to(0, 1, interaction=number))
+        if number % 2:  # it was on its way
+            ((order,), _) = world.cohort.next_orders(caller, lambda: True)
+            assert order.interaction == number
+        world.cohort.recall([0])
+    world.cohort.send(trip_to(0, interaction=9))
+    ((order,), _) = world.cohort.next_orders(caller, lambda: not caller.is_full)
+    assert order.interaction == 9
+
+
 def test_an_old_order_is_wanted_until_it_is_recalled(world):
     """Its interaction is committed long ago; its result counts all the same."""
     world.cohort.send(trip_to(0, interaction=0))
