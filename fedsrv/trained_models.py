@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.asked import global_weights
 from fedmodels.training.run import RunFacts
-from fedsrv.state.run_directory import state_numbers
+from fedsrv.state.run_directory import reading, state_numbers
 from fedsrv.state.run_record import RunRecord, read_run
 
 READS = 10
@@ -138,12 +137,8 @@ def _changes(growth: Mapping[str, Any]) -> list[ClassChange]:
 def _description(run: Path) -> ClientFile:
     """Return what client 0 said of its data."""
     path = run / "run.db"
-    # Without a log beside it nobody writes; SQLite then needs no file of its own, as it would on
-    # a read-only medium.
-    alone = "" if (run / "run.db-wal").exists() else "&immutable=1"
     try:
-        place = f"{path.resolve().as_uri()}?mode=ro{alone}"
-        with closing(sqlite3.connect(place, uri=True)) as db:
+        with reading(run) as db:
             row = db.execute("SELECT client_json FROM clients ORDER BY id LIMIT 1").fetchone()
         found = None if row is None else ClientFile.model_validate_json(row[0])
     except sqlite3.DatabaseError as error:

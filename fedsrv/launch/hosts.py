@@ -12,7 +12,7 @@ from fedmodels.machine import cores, free_bytes
 from fedmodels.processes import Box, Child, started
 from fedsrv.launch.forked import fork_hosts
 from fedsrv.launch.gpus import Look
-from fedsrv.launch.layout import Machine, layout
+from fedsrv.launch.layout import Crowd, Machine, layout
 
 
 @dataclass(frozen=True)
@@ -76,24 +76,8 @@ class Hosts(Protocol):
         """Get ready to start hosts. The launcher has no thread yet."""
         ...
 
-    def divide(
-        self,
-        clients: int,
-        cohort: int,
-        hosts: int | None,
-        evaluator: bool,
-        *,
-        stacked: bool = False,
-    ) -> list[str]:
-        """Return the ``--client-id`` of each host, the evaluator's last.
-
-        Args:
-            clients: how many there are.
-            cohort: how many train in a round.
-            hosts: over how many processes; by default as many as fit.
-            evaluator: whether there is one; it has a host of its own.
-            stacked: whether those of a host train as one step.
-        """
+    def divide(self, crowd: Crowd) -> list[str]:
+        """Return the ``--client-id`` of each host, the evaluator's last."""
         ...
 
     def start(self, clients: str, server: str) -> None:
@@ -139,21 +123,10 @@ class LocalHosts:
         process = started(["-m", "fedcli.hosts"], self._log("hosts"))
         self._server = Child("hosts", process, self._box)
 
-    def divide(
-        self,
-        clients: int,
-        cohort: int,
-        hosts: int | None,
-        evaluator: bool,
-        *,
-        stacked: bool = False,
-    ) -> list[str]:
+    def divide(self, crowd: Crowd) -> list[str]:
         """Give every host every n-th client; by default as many hosts as pay here."""
         assert self._look is not None
-        machine = Machine(cores(), free_bytes(), self._look.gpus())
-        self._devices = layout(
-            clients, cohort, machine, hosts=hosts, evaluator=evaluator, stacked=stacked
-        )
+        self._devices = layout(crowd, Machine(cores(), free_bytes(), self._look.gpus()))
         return [*self._devices]
 
     @property

@@ -41,6 +41,7 @@ from fedsrv.launch.forked import (
 )
 from fedsrv.launch.given_data import check_given_data, check_net, clients_here, name_of
 from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
+from fedsrv.launch.layout import Crowd
 from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.launch.stacking import as_it_began, proposed
 from fedsrv.parts.server_data import check_given
@@ -306,15 +307,15 @@ class Launch:
         evaluator = (self.data / "global-test").is_dir()
         clients = clients_here(self.experiment, self.data)
         cohort = min(self.experiment.cohort_size, clients)
-        stacked = self.experiment.orders_at_once > 1
-        self.clients = self.hosts.divide(clients, cohort, hosts, evaluator, stacked=stacked)
+        crowd = Crowd(clients, cohort, hosts, evaluator, self.experiment.orders_at_once > 1)
+        self.clients = self.hosts.divide(crowd)
         if not (self.out / "config.toml").exists():
             gpus, say, before = self.hosts.gpus, self.display.say, self.experiment
             found = proposed(before, self.data, cohort, gpus, say, wanted=self.together)
             if found is not before:
                 self.experiment = found
                 self.config.write_text(tomli_w.dumps(found.to_dict()), "utf-8")
-                self.clients = self.hosts.divide(clients, cohort, hosts, evaluator, stacked=True)
+                self.clients = self.hosts.divide(replace(crowd, stacked=True))
         self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:

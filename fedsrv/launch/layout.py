@@ -39,31 +39,31 @@ class Machine:
         return max(1, self.free * 7 // 10 // (BESIDE_GPU_BYTES if self.gpus else HOST_BYTES))
 
 
-def layout(
-    clients: int,
-    cohort: int,
-    machine: Machine,
-    *,
-    hosts: int | None = None,
-    evaluator: bool = False,
-    stacked: bool = False,
-) -> dict[str, str]:
-    """Return the device of each host by its ``--client-id``, the evaluator's last.
+@dataclass(frozen=True)
+class Crowd:
+    """Whom hosts share among themselves."""
 
-    Args:
-        clients: how many there are.
-        cohort: how many train in a round.
-        machine: where the hosts run.
-        hosts: how many; by default as many as pay.
-        evaluator: whether there is one; it has a host of its own.
-        stacked: whether a host's clients train as one step, which fills a GPU by itself.
-    """
-    places = places_on(machine.gpus, 1 if stacked else MAX_ON_A_GPU)
+    clients: int
+    cohort: int
+    """How many train in a round."""
+    hosts: int | None = None
+    """How many; by default as many as pay."""
+    evaluator: bool = False
+    """Whether there is one; it has a host of its own."""
+    stacked: bool = False
+    """Whether a host's clients train as one step, which fills a GPU by itself."""
+
+
+def layout(crowd: Crowd, machine: Machine) -> dict[str, str]:
+    """Return the device of each host by its ``--client-id``, the evaluator's last."""
+    places = places_on(machine.gpus, 1 if crowd.stacked else MAX_ON_A_GPU)
+    hosts = crowd.hosts
     if hosts is None and places:
-        hosts = min(clients, cohort, hosts_on_gpus(places, machine, evaluator))
+        most = hosts_on_gpus(places, machine, crowd.evaluator)
+        hosts = min(crowd.clients, crowd.cohort, most)
     elif hosts is None:
-        hosts = hosts_without_gpus(clients, cohort, machine)
-    ids = [*host_ranges(clients, hosts), *([EVALUATOR] if evaluator else [])]
+        hosts = hosts_without_gpus(crowd.clients, crowd.cohort, machine)
+    ids = [*host_ranges(crowd.clients, hosts), *([EVALUATOR] if crowd.evaluator else [])]
     return dict(zip(ids, cycle(places or ["cpu"]), strict=False))
 
 

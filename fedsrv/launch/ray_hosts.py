@@ -18,6 +18,7 @@ from fedpb.channels import is_loopback
 from fedpb.identities import SERVER
 from fedsrv.identity.certificates import init_authority, issue
 from fedsrv.launch.hosts import Joining
+from fedsrv.launch.layout import Crowd
 from fedsrv.launch.remote_host import Dealing, HostInstructions, remote_host
 from fedsrv.ray_cluster import RAY, RayCluster, RayPlace
 
@@ -83,20 +84,13 @@ class RayHosts:
         how = f"it ended with {status}" if status >= 0 else f"killed by signal {-status}"
         return f"{how}; see {self._log('ray')}"
 
-    def divide(
-        self,
-        clients: int,
-        cohort: int,
-        hosts: int | None,
-        evaluator: bool,
-        *,
-        stacked: bool = False,
-    ) -> list[str]:
+    def divide(self, crowd: Crowd) -> list[str]:
         """Give every host clients that follow each other; ConfigError if there is never room."""
         assert self._cluster is not None
+        clients, evaluator = crowd.clients, crowd.evaluator
         place, room = self._ray_place, sum(map(self._room_of, self._cluster.nodes))
         left = max(1, room - evaluator)
-        wanted = min(clients, hosts or (left if clients <= left else min(left, cohort)))
+        wanted = min(clients, crowd.hosts or (left if clients <= left else min(left, crowd.cohort)))
         if wanted + evaluator > room:
             raise ConfigError(
                 f"the Ray cluster has room for {room} hosts of {place.cpus:g} CPU and "

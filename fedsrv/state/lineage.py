@@ -12,13 +12,13 @@ import json
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ArchiveError
 from fedsrv.state.record import Record, of_parts, trained_in
+from fedsrv.state.run_directory import reading
 
 FILE = "lineage.json"
 Moves = dict[int, tuple[list[int], list[int]]]
@@ -113,10 +113,8 @@ def lineage_of(run: Path) -> Lineage:
     path = run / "run.db"
     if not path.is_file():
         raise ArchiveError(f"{run} holds no run.db: it is no run, or fedsrv recover makes one")
-    alone = "" if (run / "run.db-wal").exists() else "&immutable=1"
     try:
-        place = f"{path.resolve().as_uri()}?mode=ro{alone}"
-        with closing(sqlite3.connect(place, uri=True)) as db:
+        with reading(run) as db:
             db.execute("BEGIN")  # all of one moment
             meta = dict(db.execute("SELECT key, value FROM meta"))
             query = "SELECT record, link FROM interactions ORDER BY interaction"

@@ -96,6 +96,17 @@ def refuse_in_use(path: Path) -> None:
                 os.close(lock(path, name))
 
 
+def reading(run: Path) -> contextlib.closing[sqlite3.Connection]:
+    """Open a run's database to read it.
+
+    Without a log beside it nobody writes; SQLite then needs no file of its own, as it would on a
+    read-only medium.
+    """
+    alone = "" if (run / "run.db-wal").exists() else "&immutable=1"
+    place = f"{(run / 'run.db').resolve().as_uri()}?mode=ro{alone}"
+    return contextlib.closing(sqlite3.connect(place, uri=True))
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn errors of writing in a run directory into one line.

@@ -26,6 +26,7 @@ from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.gpus import Gpu, Look
 from fedsrv.launch.hosts import Joining, LocalHosts, error_in
 from fedsrv.launch.launcher import Launch
+from fedsrv.launch.layout import Crowd
 from fedsrv.launch.progress import PlainLines
 from tests.conftest import tiny_experiment
 from tests.integration import harness
@@ -182,7 +183,11 @@ def hosts_are_told_their_gpus(tmp_path: Path) -> None:
     joining = Joining(tmp_path, tmp_path / "clients", "auto")
     hosts = LocalHosts(joining, tmp_path)
     hosts.begin(box)
-    assert hosts.divide(5, 5, None, True, stacked=True) == ["0-4:2", "1-3:2", "evaluator"]
+    assert hosts.divide(Crowd(5, 5, evaluator=True, stacked=True)) == [
+        "0-4:2",
+        "1-3:2",
+        "evaluator",
+    ]
     assert hosts.gpus == 2
     told: list[dict[str, Any]] = []
     hosts._server.tell = told.append

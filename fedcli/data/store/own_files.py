@@ -52,20 +52,22 @@ def remembered(root: Path) -> How | None:
     Raises:
         ConfigError: the file that says it is malformed.
     """
-    try:
-        tables, seed, *_ = json.loads((root / CUT_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError, TypeError):
-        return None
-    return received_data(tables, str(root / CUT_FILE)), int(seed)
+    tables, seed, _ = _facts_in(root)
+    return None if seed is None else (received_data(tables, str(root / CUT_FILE)), int(seed))
 
 
 def files_of(root: Path) -> str:
     """Return the digest of the files of which the data below a root were cut; empty if unknown."""
+    return str(_facts_in(root)[2])
+
+
+def _facts_in(root: Path) -> tuple[Any, Any, Any]:
+    """Return what the file beside cut data says: ``[data]``, the seed, and what the files were."""
     try:
-        _, _, found = json.loads((root / CUT_FILE).read_bytes())
+        tables, seed, *rest = json.loads((root / CUT_FILE).read_bytes())
     except (OSError, ValueError, RecursionError, TypeError):
-        return ""
-    return str(found)
+        return None, None, ""
+    return tables, seed, rest[0] if len(rest) == 1 else ""
 
 
 def how_of(tables: Mapping[str, Any], seed: int) -> How:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedcli.data.arrays import Inputs, IntArray, Labelled, channel_moments, strata
 from fedcli.data.cuts.cut_input import Partition
@@ -137,7 +138,9 @@ def write_partition(
         with written_whole(out) as place:
             _write_all(place, dataset, partition, config, layout)
             if reserve is not None:
-                _write_server(place / "server", dataset, reserve, config)
+                described = description_of(dataset, (dataset.mean, dataset.std))
+                held = {"x": reserve.x, "y": reserve.y, "unlabelled_x": reserve.unlabelled}
+                _write_described(place / "server", ProblemFile(**described), config, held)
     except OSError as error:
         if out.is_dir() and any(out.iterdir()) and same_partition(out, config):
             return False  # another process wrote it meanwhile
@@ -188,9 +191,7 @@ def _write_all(
     """Write every file of a partition into an empty directory."""
     moments, counts = client_moments(dataset, partition), task_counts(dataset, partition)
     if layout is Layout.STORE:
-        shared = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
-        shared = shared.model_copy(update={"partition": config})
-        _write_store(place / STORE, dataset, partition, shared, moments)
+        _write_store(place / STORE, dataset, partition, moments, config)
     else:
         for i, tasks in enumerate(partition.clients):
             about = description_of(dataset, moments[i])
@@ -351,7 +352,6 @@ def _write_global_test(
 
     Where clients have moments of their own, each owner's moments normalise its examples.
     """
-    place.mkdir()
     x, y = examples_of(dataset, partition, partition.global_test, "test")
     file = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
     if partition.zscore != "none":
@@ -361,39 +361,32 @@ def _write_global_test(
             described = ProblemFile(**description_of(dataset, own))
             x[groups == owner] = Normaliser.of(described)(raw[groups == owner])
         file = ProblemFile(**description_of(dataset, ((0.0,), (1.0,)), scale=1.0))
-    file = file.model_copy(update={"partition": config})
-    np.save(place / "x.npy", x, allow_pickle=False)
-    np.save(place / "y.npy", y, allow_pickle=False)
-    (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n", "utf-8")
+    _write_described(place, file, config, {"x": x, "y": y})
 
 
-def _write_server(
-    place: Path, dataset: Dataset, reserve: Reserve, config: Mapping[str, Any]
+def _write_described(
+    place: Path, file: ProblemFile, config: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]
 ) -> None:
-    """Write the server's examples, in the layout of the global test set."""
+    """Write a directory of arrays, by name, with a description that names the partition."""
     place.mkdir()
-    described = description_of(dataset, (dataset.mean, dataset.std))
-    file = ProblemFile(**described, partition=dict(config))
-    np.save(place / "x.npy", reserve.x, allow_pickle=False)
-    np.save(place / "y.npy", reserve.y, allow_pickle=False)
-    np.save(place / "unlabelled_x.npy", reserve.unlabelled, allow_pickle=False)
+    file = file.model_copy(update={"partition": config})
     (place / "problem.json").write_text(file.model_dump_json(indent=1) + "\n", "utf-8")
+    for name, array in arrays.items():
+        np.save(place / f"{name}.npy", array, allow_pickle=False)
 
 
 def _write_store(
     place: Path,
     dataset: Dataset,
     partition: Partition,
-    problem: ProblemFile,
-    moments: Sequence[tuple[tuple[float, ...], tuple[float, ...]]],
+    moments: Sequence[Moments],
+    config: Mapping[str, Any],
 ) -> None:
     """Write a partition as a store into a new directory.
 
     Mean and deviation of each client are stored where they differ from the shared ones.
     """
-    place.mkdir()
-    (place / "problem.json").write_text(problem.model_dump_json(indent=1) + "\n", "utf-8")
-    _write_inputs(place / "x.npy", dataset.train_x, dataset.test_x)
+    shared = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
     first = len(dataset.train_y)
     pieces = [
         indices if partition.pooled or part == "train" else indices + first
@@ -411,13 +404,13 @@ def _write_store(
     }
     if dataset.wholes_train is not None:
         arrays["group"] = dataset.wholes_train
-    if any(own != (problem.mean, problem.std) for own in moments):
+    if any(own != (shared.mean, shared.std) for own in moments):
         arrays["moments"] = np.array(moments, dtype=np.float64)
+    _write_described(place, shared, config, arrays)
+    _write_inputs(place / "x.npy", dataset.train_x, dataset.test_x)
     if partition.names:
         names = [partition.name_of(client) for client in range(len(partition.clients))]
         (place / "names.json").write_text(json.dumps(names) + "\n", "utf-8")
-    for name, array in arrays.items():
-        np.save(place / f"{name}.npy", array, allow_pickle=False)
 
 
 def _write_inputs(path: Path, train: Inputs, test: Inputs) -> None:

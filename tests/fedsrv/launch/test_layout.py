@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedcli.cli import clients_of
 from fedsrv.launch.gpus import Gpu
-from fedsrv.launch.layout import FEW, MAX_ON_A_GPU, Machine, host_ranges, layout, places_on
+from fedsrv.launch.layout import FEW, MAX_ON_A_GPU, Crowd, Machine, host_ranges, layout, places_on
 from fedsrv.launch.stacking import could_train_together
 from tests.conftest import tiny_experiment
 
@@ -56,14 +56,14 @@ def test_every_client_has_one_host(clients, hosts):
     ],
 )
 def test_hosts_on_cores(clients, cohort, cores, hosts):
-    found = layout(clients, cohort, Machine(cores, PLENTY))
+    found = layout(Crowd(clients, cohort), Machine(cores, PLENTY))
     assert len(found) == hosts
     assert {*found.values()} == {"cpu"}
-    assert len(layout(clients, cohort, Machine(cores, 0))) == 1
+    assert len(layout(Crowd(clients, cohort), Machine(cores, 0))) == 1
 
 
 def test_as_many_hosts_as_are_asked_for():
-    assert [*layout(5, 5, Machine(1, 0), hosts=2, evaluator=True)] == [
+    assert [*layout(Crowd(5, 5, hosts=2, evaluator=True), Machine(1, 0))] == [
         "0-4:2", "1-3:2", "evaluator",
     ]  # fmt: skip
 
@@ -94,26 +94,26 @@ def gpus(*gib: int) -> list[Gpu]:
     ],
 )  # fmt: skip
 def test_hosts_on_gpus(free, clients, cohort, cores, ram, hosts):
-    found = layout(clients, cohort, Machine(cores, ram, gpus(*free)))
+    found = layout(Crowd(clients, cohort), Machine(cores, ram, gpus(*free)))
     assert [*found.values()] == [f"cuda:{gpu}" for gpu in hosts.split()]
     assert [*found] == host_ranges(clients, len(found)), "the same clients as without GPUs"
 
 
 def test_hosts_that_train_clients_as_one_step_have_a_gpu_each():
     machine = Machine(16, PLENTY, gpus(80, 80))
-    assert layout(50, 50, machine, stacked=True) == {"0-48:2": "cuda:0", "1-49:2": "cuda:1"}
+    assert layout(Crowd(50, 50, stacked=True), machine) == {"0-48:2": "cuda:0", "1-49:2": "cuda:1"}
 
 
 @pytest.mark.parametrize(
     ("free", "places"), [((9,), "0 0"), ((4, 4), "0 1"), ((80,), "0 0 0 0 0"), ((3,), "0 0")]
 )
 def test_the_evaluator_needs_room_as_well(free, places):
-    found = layout(50, 50, Machine(16, PLENTY, gpus(*free)), evaluator=True)
+    found = layout(Crowd(50, 50, evaluator=True), Machine(16, PLENTY, gpus(*free)))
     assert [*found.values()] == [f"cuda:{gpu}" for gpu in places.split()]
 
 
 def test_more_hosts_than_gpus_have_room_for_take_turns():
-    found = layout(9, 9, Machine(16, PLENTY, gpus(80, 5, 1)), hosts=9, evaluator=True)
+    found = layout(Crowd(9, 9, hosts=9, evaluator=True), Machine(16, PLENTY, gpus(80, 5, 1)))
     assert [*found.values()] == [f"cuda:{n}" for n in (0, 1, 0, 0, 0, 0, 1, 0, 0, 0)]
 
 

@@ -84,8 +84,8 @@ class Started:
     clients: list[str] = field(default_factory=list)
     name, listen, serve_options, gpus = "hosts", "127.0.0.1:0", (), 1
 
-    def divide(self, clients, cohort, hosts, evaluator, *, stacked=False):
-        return ["0-4"] if stacked else ["0-2", "3-4"]
+    def divide(self, crowd):
+        return ["0-4"] if crowd.stacked else ["0-2", "3-4"]
 
     def why(self, status):
         return f"killed by signal {-status}"
