@@ -17,6 +17,7 @@ from fedcli.runtime.link import Link
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, DataError, LinkError
+from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import ClientId
@@ -126,7 +127,12 @@ def host_of(
     data, wanted = _brought(link, clients, data, states / "own-data", recipe)
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
-    return Host(
+    kind = Host
+    if tells_traces():
+        from fedcli.tracing import traced_host
+
+        kind = traced_host()
+    return kind(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
         weights=weights, certificate=certificate, announce=announce, brought=brought,
     )  # fmt: skip

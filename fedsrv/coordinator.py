@@ -25,6 +25,7 @@ from fedmodels.config.places import check_address
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
+from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
 from fedpb.channels import is_loopback
@@ -185,6 +186,10 @@ def serve(
             stack.callback(ending)
         for watcher in watchers:
             stack.callback(watcher(events))
+        if tells_traces():
+            from fedsrv.tracking.traces import trace
+
+            stack.callback(trace(events, store))
         cohort = _cohort_of(store, events, options, expects_evaluator, listen.peers)
         engine = Engine(experiment, cohort, store, events, options)
         service = Service(

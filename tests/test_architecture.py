@@ -70,7 +70,7 @@ ROOMS = {
     ),
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
-        "files", "line_file", "code_names", "own_code", "http_server",
+        "files", "line_file", "code_names", "own_code", "http_server", "spans",
         "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
@@ -91,7 +91,7 @@ ROOMS = {
         "launch", "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "parts", "joining",
+        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "tracing", "parts", "joining",
         "prediction", "predicted_targets",
         "serving", "pretrain", "cli", "hosts", "__main__",
     ),

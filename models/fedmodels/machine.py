@@ -34,6 +34,14 @@ OWN_GROUPS = Path("/proc/self/cgroup")
 """Says in which group of each hierarchy this process is."""
 
 
+def tells_traces() -> bool:
+    """Tell whether this process's environment asks for traces, by OpenTelemetry's own variables."""
+    asked = os.environ.get
+    endpoint = asked("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or asked("OTEL_EXPORTER_OTLP_ENDPOINT")
+    is_off = asked("OTEL_SDK_DISABLED", "").lower() == "true"
+    return bool(endpoint) and not is_off and asked("OTEL_TRACES_EXPORTER", "otlp") == "otlp"
+
+
 def cores() -> int:
     """Return on how many cores this process may run, and has time of; a part of one counts."""
     affinity = getattr(os, "sched_getaffinity", None)

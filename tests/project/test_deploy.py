@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from yaml import safe_load
 
 import fedsrv.cli
+from fedcli.serving.figures import Figures
 from fedsrv.tracking.prometheus import Exporter
 from tests.conftest import script_of
 
@@ -129,9 +131,38 @@ def test_alerts_ask_for_figures_that_are_there():
     assert re.findall(r"^\| `(Fedtide\w+)`", page, re.MULTILINE) == [r["alert"] for r in rules]
 
 
+def test_the_board_asks_for_figures_that_are_there():
+    board = json.loads((DEPLOY / "grafana" / "fedtide.json").read_text("utf-8"))
+    asked = [one["expr"] for panel in board["panels"] for one in panel.get("targets", ())]
+    figures = script_of("monitoring").figures
+    run, served = ({re.split("[{]", name)[0] for name in figures(one)} for one in tellers())
+    names = {re.sub("_bucket$", "", n) for expr in asked for n in re.findall(r"fedtide_\w+", expr)}
+    shown_by_none = {"fedtide_live_model_reads", "fedtide_task"}
+    assert names == (run | served) - shown_by_none
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+def test_prometheus_reads_every_query_of_the_board(tmp_path):
+    text = (
+        (DEPLOY / "grafana" / "fedtide.json").read_text("utf-8").replace("$__rate_interval", "1m")
+    )
+    panels = json.loads(text)["panels"]
+    rules = [
+        {"record": f"panel:{panel['id']}:{number}", "expr": one["expr"]}
+        for panel in panels for number, one in enumerate(panel.get("targets", ()))
+    ]  # fmt: skip
+    (tmp_path / "board.json").write_text(json.dumps({"groups": [{"name": "it", "rules": rules}]}))
+    subprocess.run(["promtool", "check", "rules", tmp_path / "board.json"], check=True)
+
+
 def firing(alert: str) -> str:
     return f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'
 
 
 def exporter() -> Exporter:
     return Exporter(pytest.importorskip("prometheus_client"))
+
+
+def tellers() -> tuple[Exporter, Figures]:
+    return exporter(), Figures()
