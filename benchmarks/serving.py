@@ -87,7 +87,7 @@ def ours(model: Path, tell_port: Callable[[int], None]) -> None:
     from fedcli.serving.model_server import ModelServer
 
     torch.set_num_threads(1)
-    server = ModelServer("127.0.0.1", 0, LiveModel([model], "it"))
+    server = ModelServer("127.0.0.1", 0, {"it": LiveModel([model], "it")})
     tell_port(server.port)
     server.serve()
 

@@ -187,7 +187,7 @@ def serve(
         for watcher in watchers:
             stack.callback(watcher(events))
         if tells_traces():
-            from fedsrv.tracking.traces import trace
+            from fedsrv.traces import trace
 
             stack.callback(trace(events, store))
         cohort = _cohort_of(store, events, options, expects_evaluator, listen.peers)

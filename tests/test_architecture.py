@@ -85,14 +85,14 @@ ROOMS = {
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
         "report",
         "trained_models", "begin_from", "run_status", "event_lines", "sweep", "engine", "tracking",
-        "parts",
+        "traces", "parts",
         "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
         "net_catalogue", "config_schema", "export", "run_queue", "commands",
         "launch", "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "tracing", "parts", "joining",
-        "prediction", "predicted_targets",
+        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "tracing", "parts",
+        "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "cli", "hosts", "__main__",
     ),
 }  # fmt: skip

@@ -57,7 +57,7 @@ def json_inputs(body: bytes, facts: ModelFacts) -> NewInputs:
     """
     name, found = Path("the input"), _json_of(body)
     if not (isinstance(found, list) and found and all(isinstance(row, dict) for row in found)):
-        return given(_array_of(found), name, facts)
+        return given(array_of(found), name, facts)
     how = parse_transform(facts.transform, "the model")
     if not isinstance(how, TableTransform):
         raise DataError("the input has names of columns, and the model was trained on no table")
@@ -97,7 +97,7 @@ def _json_of(body: bytes) -> Any:
         raise DataError("the input is no JSON array of numbers") from None
 
 
-def _array_of(found: Any) -> np.ndarray[Any, Any]:
+def array_of(found: Any) -> np.ndarray[Any, Any]:
     """Return the numbers of a JSON array; DataError if it is another kind of JSON."""
     try:
         array = np.array(found, dtype=np.float64)  # of texts, numpy would make a huge array

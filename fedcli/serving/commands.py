@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,9 +36,16 @@ RecipeOfNew = Annotated[
 ]
 
 
+MAX_MODELS = 1000
+"""Models of a process; each is in memory once it was asked."""
+
+
 def serve_model(
     run: RunOfModel = None,
-    client: WhoseModel = None,
+    client: Annotated[
+        str | None,
+        typer.Option(help="The client whose live model answers, or several: a range such as 0-4."),
+    ] = None,
     model: ModelFile = None,
     recipe: RecipeOfNew = None,
     listen: Annotated[
@@ -57,7 +65,7 @@ def serve_model(
     ] = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Answer over HTTP with a client's live model, also while it trains."""
+    """Answer over HTTP with the live models of clients, also while these train."""
     from fedmodels.config.places import http_place
     from fedmodels.config.recipe import recipe_in
     from fedpb.channels import is_loopback
@@ -72,18 +80,36 @@ def serve_model(
         )
     if recipe is not None:
         recipe_in(recipe)  # what is wrong with it is said before the first request
-    live = live_model(run, client, model, recipe)
+    models = _models(run, client, model, recipe)
     from fedcli.serving.model_server import ModelServer
 
     end_on_sigterm()
-    server = ModelServer(host, port, live, tuple(allowed_hosts or ()))
-    typer.echo(f"answers at {server.url}predict, {server.url}health and {server.url}metrics")
+    server = ModelServer(host, port, models, tuple(allowed_hosts or ()))
+    place = server.url + ("models/NAME/" if len(models) > 1 else "")
+    names = f"; NAME is one of {', '.join(models)}" if len(models) > 1 else ""
+    typer.echo(f"answers at {place}predict, {server.url}health and {server.url}metrics{names}")
     try:
         server.serve()
     except SystemExit as ended:
         if not server.is_idle and isinstance(ended.code, int):
             os._exit(ended.code)  # a thread that still works on a request keeps it no longer
         raise
+
+
+def _models(
+    run: Path | None, client: str | None, model: Path | None, recipe: Path | None
+) -> dict[str, LiveModel]:
+    """Return the models that answer, by the names that callers ask them by."""
+    if client is None or model is not None:
+        name = re.sub(r"[^\w.-]+", "-", model.stem if model else "")
+        return {name: live_model(run, None if client is None else 0, model, recipe)}
+    found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", client)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if not first <= last < first + MAX_MODELS:
+        raise ConfigError(
+            f"--client {client} is no id, and no range such as 0-4 of at most {MAX_MODELS}"
+        )
+    return {f"client-{n}": live_model(run, n, None, recipe) for n in range(first, last + 1)}
 
 
 def rollback(

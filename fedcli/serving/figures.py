@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -26,11 +27,11 @@ class Figures:
 
         def made(kind: str, name: str, what: str, *labels: str) -> Any:
             return getattr(self._prometheus, kind)(
-                f"fedtide_{name}", what, labels, registry=self._registry
+                f"fedtide_{name}", what, ("model", *labels), registry=self._registry
             )
 
         self._requests = made(
-            "Counter", "predict_requests", "Requests to `/predict` by HTTP status.", "code"
+            "Counter", "predict_requests", "Requests for predictions by HTTP status.", "code"
         )
         self._seconds = made("Histogram", "predict_seconds", "Duration of a request to predict.")
         self._named = made("Counter", "predictions", "Inputs by the class named.", "class")
@@ -45,30 +46,31 @@ class Figures:
             "there were, since the client's first model.", "event",
         )  # fmt: skip
 
-    def count(self, status: HTTPStatus, seconds: float) -> None:
+    def count(self, model: str, status: HTTPStatus, seconds: float) -> None:
         """Count a request to predict."""
         if self._prometheus is not None:
-            self._requests.labels(str(int(status))).inc()
-            self._seconds.observe(seconds)
+            self._requests.labels(model, str(int(status))).inc()
+            self._seconds.labels(model).observe(seconds)
 
-    def name(self, found: Predictions) -> None:
+    def name(self, model: str, found: Predictions) -> None:
         """Count the classes of some inputs."""
         if self._prometheus is not None:
             for name, count in found.best().items():
-                self._named.labels(printable(name)).inc(count)
+                self._named.labels(model, printable(name)).inc(count)
 
-    def page(self, accept: str, live: LiveModel) -> Response | None:
+    def page(self, accept: str, models: Mapping[str, LiveModel]) -> Response | None:
         """Return the page; None where the package is missing."""
         if self._prometheus is None:
             return None
-        try:
-            self._round.set(live.now().model.facts.round + 1)
-        except FedtideError:
-            self._round.set(0)
-        status = live.status()
-        self._reads.set(live.reads)
-        self._held.set(status.held)
-        for event in ("went_live", "refused", "rollbacks"):
-            self._events.labels(event).set(getattr(status, event))
+        for name, live in models.items():
+            try:
+                self._round.labels(name).set(live.now().model.facts.round + 1)
+            except FedtideError:
+                self._round.labels(name).set(0)
+            status = live.status()
+            self._reads.labels(name).set(live.reads)
+            self._held.labels(name).set(status.held)
+            for event in ("went_live", "refused", "rollbacks"):
+                self._events.labels(name, event).set(getattr(status, event))
         encode, kind = self._prometheus.exposition.choose_encoder(accept)
         return Response(encode(self._registry), kind)

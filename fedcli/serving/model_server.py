@@ -1,4 +1,4 @@
-"""The live model over HTTP: ``POST /predict``, ``GET /schema``, ``/health`` and ``/metrics``.
+"""Live models over HTTP: ``POST /predict``, and the Open Inference Protocol below ``/v2``.
 
 What comes from the network is not trusted: its size, its kind and what it would grow to are bounded
 before it is read, and every answer but the metrics is one line of JSON.
@@ -14,17 +14,21 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
 from fedcli.prediction import Predictions, predicted, predictions
+from fedcli.serving.api_description import described
 from fedcli.serving.bodies import KINDS, check_answer, check_growth, json_inputs, schema_of
 from fedcli.serving.figures import Figures
 from fedcli.serving.live_model import LiveModel, Loaded
+from fedcli.serving.open_inference import BINARY, inferred, metadata, version_of
 from fedmodels.errors import DataError, FedtideError, pip_line
 from fedmodels.http_server import HttpServer, Response
 from fedmodels.log_lines import json_text
@@ -47,6 +51,8 @@ AGAIN_AFTER_S = 1
 LAST_ANSWERS_S = 10
 """Time for requests that have come when the server is stopped."""
 log = logging.getLogger(__name__)
+Find = Callable[[Loaded, str, bytes], tuple[Predictions, dict[str, Any]]]
+"""Returns predictions for a body of a kind, and the answer that tells them."""
 
 
 @dataclass(frozen=True)
@@ -57,29 +63,55 @@ class Told(Response):
     """The model that gave the answer, if one did."""
 
 
+class NoSuch(HTTPException):
+    """A request names no model of the server, or no version that is live; says so."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(HTTPStatus.NOT_FOUND, line)
+
+
 class ModelServer(HttpServer):
-    """Answers with the model that is live at the moment of a request."""
+    """Answers with the models that are live at the moment of a request."""
 
     addressed = (
         "an address, as localhost, by its machine's name, or by a name that --allowed-hosts gives"
     )
-    known = "GET /health, GET /metrics, GET /schema and POST /predict"
+    known = (
+        "POST /predict, GET /health, GET /metrics and GET /schema; GET /openapi.json tells of all"
+    )
 
     def __init__(
-        self, host: str, port: int, live: LiveModel, allowed_hosts: tuple[str, ...] = ()
+        self,
+        host: str,
+        port: int,
+        models: Mapping[str, LiveModel],
+        allowed_hosts: tuple[str, ...] = (),
     ) -> None:
         """Bind to a place; raise ConfigError if that is not possible."""
-        self.live, self.figures = live, Figures()
+        self.models, self.figures = models, Figures()
         workers = min(cores(), MAX_WORKERS)
         self._pool = ThreadPoolExecutor(workers, "predict")
         self._under_way = 0
         """Requests at work, and those that wait for their turn; changed by the server's loop."""
         self._most = workers + MAX_WAITING
+        model, v2 = "/models/{model}", "/v2/models/{model}"
+        places = {
+            **{f"{one}/predict": "predict" for one in ("", model)},
+            **{f"{one}/schema": "schema" for one in ("", model)},
+            **{f"{one}/health": "health" for one in ("", model)},
+            "/metrics": "metrics", "/openapi.json": "openapi",
+            "/v2": "about", "/v2/health/live": "live", "/v2/health/ready": "ready",
+        }  # fmt: skip
+        for one in (v2, f"{v2}/versions/{{version}}"):
+            places |= {one: "metadata", f"{one}/ready": "model_ready", f"{one}/infer": "infer"}
+        self._description = described(places, models)
         routes = [
-            Route("/predict", self._predict, methods=["POST"]),
-            Route("/schema", self._schema),
-            Route("/health", self._health),
-            Route("/metrics", self._metrics),
+            Route(
+                place,
+                getattr(self, f"_{answer}"),
+                methods=["POST" if answer in ("predict", "infer") else "GET"],
+            )
+            for place, answer in places.items()
         ]
         super().__init__(host, port, routes, LAST_ANSWERS_S, allowed_hosts)
 
@@ -88,19 +120,63 @@ class ModelServer(HttpServer):
         """Whether no request is worked on: else its thread would keep the process."""
         return not self._under_way
 
+    async def _unknown(self, request: Request, error: Exception) -> HttpResponse:
+        if isinstance(error, NoSuch):
+            return self.sent(refused(HTTPStatus.NOT_FOUND, error.detail))
+        return await super()._unknown(request, error)
+
+    def _model(self, request: Request) -> tuple[str, LiveModel]:
+        """Return the model that a request means, and its name; NoSuch if there is none."""
+        name: str | None = request.path_params.get("model")
+        if name is None and len(self.models) == 1:
+            return next(iter(self.models.items()))
+        if name is not None and name in self.models:
+            return name, self.models[name]
+        known = ", ".join(list(self.models)[:8]) + (", …" if len(self.models) > 8 else "")
+        if name is None:
+            raise NoSuch(f"there are several models: ask at /models/NAME/…, NAME one of {known}")
+        raise NoSuch(f"there is no model {printable(name, 60)!r}; there are {known}")
+
     # --- predictions ------------------------------------------------------------------------------
 
     async def _predict(self, request: Request) -> HttpResponse:
+        name, live = self._model(request)
+
+        def found(now: Loaded, kind: str, body: bytes) -> tuple[Predictions, dict[str, Any]]:
+            found = _predicted(now, KINDS[kind], body)
+            return found, {"model": _about(now), **found.shown()}
+
+        return await self._timed(name, live, request, found)
+
+    async def _infer(self, request: Request) -> HttpResponse:
+        name, live = self._model(request)
+
+        def found(now: Loaded, kind: str, body: bytes) -> tuple[Predictions, dict[str, Any]]:
+            _check_version(request.path_params.get("version"), now)
+            if "inference-header-content-length" in request.headers:
+                raise DataError(BINARY)
+            found, told = inferred(name, now.model, body)
+            return found, {**told, "parameters": {"sha256": now.sha256, "run": now.run}}
+
+        return await self._timed(name, live, request, found, "application/json")
+
+    async def _timed(
+        self, name: str, live: LiveModel, request: Request, find: Find, kind: str = ""
+    ) -> HttpResponse:
         begun = time.monotonic()
         try:
-            answer = await self._answer(request)
+            answer = await self._answer(name, live, request, find, kind)
         except asyncio.CancelledError:
             answer = refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends: come again later")
-        self.figures.count(answer.status, time.monotonic() - begun)
-        return self.sent(answer)
+        self.figures.count(name, answer.status, time.monotonic() - begun)
+        return self.sent(answer, live)
 
-    async def _answer(self, request: Request) -> Response:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    async def _answer(
+        self, name: str, live: LiveModel, request: Request, find: Find, kind: str
+    ) -> Response:
+        """Have a body answered; it is of the ``kind`` that is given, or that its caller says."""
+        said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = kind or said
         try:
             body = await asyncio.wait_for(_body_of(request), BODY_S)
         except TimeoutError:
@@ -117,7 +193,7 @@ class ModelServer(HttpServer):
         if self._under_way >= self._most:
             line = f"{self._under_way} requests are under way: come again later"
             return refused(HTTPStatus.SERVICE_UNAVAILABLE, line)
-        return await self._in_turn(lambda: self._found(kind, body))
+        return await self._in_turn(lambda: self._found(name, live, kind, body, find))
 
     async def _in_turn(self, work: Callable[[], Response]) -> Response:
         """Have a worker answer; one that takes too long goes on, and its caller is told."""
@@ -139,16 +215,18 @@ class ModelServer(HttpServer):
     def _end_one(self) -> None:
         self._under_way -= 1
 
-    def _found(self, kind: str, body: bytes) -> Response:
+    def _found(self, name: str, live: LiveModel, kind: str, body: bytes, find: Find) -> Response:
         """Return the answer to a body; a worker's thread calls it."""
         try:
-            now = self.live.now()
+            now = live.now()
         except FedtideError as error:
             return refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error)))
         try:
-            found = _predicted(now, KINDS[kind], body)
-            self.figures.name(found)
-            return _told({"model": _about(now), **found.shown()}, by=now)
+            found, told = find(now, kind, body)
+            self.figures.name(name, found)
+            return _told(told, by=now)
+        except NoSuch as error:
+            return refused(HTTPStatus.NOT_FOUND, error.detail)
         except FedtideError as error:
             return refused(HTTPStatus.BAD_REQUEST, printable(str(error)))
         except Exception:  # a caller sees no traceback, and others are answered
@@ -158,23 +236,57 @@ class ModelServer(HttpServer):
     # --- the other pages --------------------------------------------------------------------------
 
     def _health(self, request: Request) -> HttpResponse:
-        try:
-            now = self.live.now()
-        except FedtideError as error:
-            return self.sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
-        status = self.live.status()
-        told = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
-        return self.sent(_told(told, by=now))
+        if "model" not in request.path_params and len(self.models) > 1:
+            return self._ready(request)
+
+        def told(name: str, live: LiveModel, now: Loaded) -> Mapping[str, Any]:
+            status = live.status()
+            return {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
+
+        return self._of_model(request, told)
 
     def _schema(self, request: Request) -> HttpResponse:
+        return self._of_model(request, lambda name, live, now: schema_of(now.model.facts))
+
+    def _metadata(self, request: Request) -> HttpResponse:
+        return self._of_model(request, lambda name, live, now: metadata(name, now.model))
+
+    def _model_ready(self, request: Request) -> HttpResponse:
+        return self._of_model(request, lambda name, live, now: {"name": name, "ready": True})
+
+    def _of_model(
+        self, request: Request, told: Callable[[str, LiveModel, Loaded], Mapping[str, Any]]
+    ) -> HttpResponse:
+        """Answer with what is told of the model that a request means."""
+        name, live = self._model(request)
         try:
-            now = self.live.now()
-            return self.sent(_told(schema_of(now.model.facts), by=now))
+            now = live.now()
+            _check_version(request.path_params.get("version"), now)
+            return self.sent(_told(told(name, live, now), by=now), live)
         except FedtideError as error:
-            return self.sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
+            return self.sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))), live)
+
+    def _about(self, request: Request) -> HttpResponse:
+        return self.sent(
+            _told({"name": "fedtide", "version": version("fedtide"), "extensions": []})
+        )
+
+    def _live(self, request: Request) -> HttpResponse:
+        return self.sent(_told({"live": True}))
+
+    def _ready(self, request: Request) -> HttpResponse:
+        for live in self.models.values():
+            try:
+                live.now()
+            except FedtideError as error:
+                return self.sent(refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error))))
+        return self.sent(_told({"ready": True, "models": [*self.models]}))
+
+    def _openapi(self, request: Request) -> HttpResponse:
+        return self.sent(_told(self._description))
 
     def _metrics(self, request: Request) -> HttpResponse:
-        found = self.figures.page(request.headers.get("accept", ""), self.live)
+        found = self.figures.page(request.headers.get("accept", ""), self.models)
         line = f"/metrics needs a package more: {pip_line('prometheus')}"
         return self.sent(found or refused(HTTPStatus.NOT_IMPLEMENTED, line))
 
@@ -182,18 +294,27 @@ class ModelServer(HttpServer):
         """Return what a request is refused with."""
         return refused(status, line)
 
-    def sent(self, answer: Response) -> HttpResponse:
+    def sent(self, answer: Response, live: LiveModel | None = None) -> HttpResponse:
         """Return an answer as HTTP, with the run and the model in its headers.
 
-        An answer that no model gave has those of the model that is in memory.
+        An answer that no model gave has those of the model that was asked and is in memory; one
+        that concerns no model those of the only one.
         """
         found = super().sent(answer)
         if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
             found.headers["Retry-After"] = str(AGAIN_AFTER_S)
         by = answer.by if isinstance(answer, Told) else None
-        if (named := by or self.live.loaded) is not None:
+        if live is None and len(self.models) == 1:
+            (live,) = self.models.values()
+        if (named := by or (live.loaded if live else None)) is not None:
             found.headers.update({f"Fedtide-{name}": t for name, t in _named(named).items()})
         return found
+
+
+def _check_version(version: str | None, now: Loaded) -> None:
+    """Raise NoSuch if a request asks for a version that is not live."""
+    if version is not None and version != (live := version_of(now.model)):
+        raise NoSuch(f"version {printable(version, 60)} is not live: {live} is")
 
 
 async def _body_of(request: Request) -> bytes | None:

@@ -173,7 +173,7 @@ def test_a_file_that_is_sent_is_answered_as_one_on_the_disk(
         Image.new("L", (30, 50), 25).save(file, kind.partition("/")[2])
     asked(run, file, "--out", tmp_path / "p.csv")
     rows, names = rows_in(tmp_path / "p.csv"), fedtide.open(run).personal_model(1).class_names
-    server = ModelServer("127.0.0.1", 0, LiveModel.of(run, 1))
+    server = ModelServer("127.0.0.1", 0, {"1": LiveModel.of(run, 1)})
     end = server.begin("serve-model")
     sent = Request(
         f"{server.url}predict", file.read_bytes(), {"Content-Type": f"{kind}; charset=utf-8"}

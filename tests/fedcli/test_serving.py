@@ -271,7 +271,7 @@ Ask = Callable[..., tuple[int, Any]]
 def asking(place: Deployed) -> Iterator[Ask]:
     """Return what asks a server of client 7's live model."""
     live = LiveModel.of(place.folder.parent.parent, 7)
-    server = ModelServer("127.0.0.1", 0, live)
+    server = ModelServer("127.0.0.1", 0, {"7": live})
     end = server.begin("serve-model")
 
     def asked(
@@ -329,9 +329,12 @@ def check_answers(place: Deployed, ask: Ask) -> None:
     assert "rolled back to the model of round 1" in health["last"]
     _, page = ask("/metrics")
     for line in (
-        "fedtide_live_model_round 1.0", 'fedtide_live_model_events{event="rollbacks"} 1.0',
-        'fedtide_predictions_total{class="yes"} 2.0', "fedtide_live_model_held 1.0",
-        'fedtide_predict_requests_total{code="200"} 4.0', "fedtide_live_model_reads 3.0",
+        'fedtide_live_model_round{model="7"} 1.0',
+        'fedtide_live_model_events{event="rollbacks",model="7"} 1.0',
+        'fedtide_predictions_total{class="yes",model="7"} 2.0',
+        'fedtide_live_model_held{model="7"} 1.0',
+        'fedtide_predict_requests_total{code="200",model="7"} 4.0',
+        'fedtide_live_model_reads{model="7"} 3.0',
     ):  # fmt: skip
         assert line in page
 
@@ -358,8 +361,8 @@ def check_answers(place: Deployed, ask: Ask) -> None:
         ("/predict", b"[1, 0]", "", {}, 415, "is none of text/csv"),
         ("/predict", b"x" * ((16 << 20) + 1), "text/csv", {}, 413, "at most 16777216 are taken"),
         ("/predict", b"[1, 0]", "application/json", {"Host": "evil.example"}, 421, "asked for by"),
-        ("/predict", None, "", {}, 405, "GET /metrics, GET /schema and POST /predict"),
-        ("/other", b"[1, 0]", "application/json", {}, 404, "there are GET /health"),
+        ("/predict", None, "", {}, 405, "there are POST /predict, GET /health"),
+        ("/other", b"[1, 0]", "application/json", {}, 404, "there are POST /predict"),
     ],
 )  # fmt: skip
 def test_what_is_refused_is_one_line(
@@ -480,7 +483,7 @@ def headers_of(server: ModelServer, body: bytes) -> tuple[int, dict[str, str], A
 
 def test_every_answer_names_the_run_and_the_model(place):
     SessionFile(place.folder.parent).write(Session("r" * 12, b"token"))
-    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    server = ModelServer("127.0.0.1", 0, {"7": LiveModel.of(place.folder.parent.parent, 7)})
     end = server.begin("serving")
     try:
         assert not any(name.startswith("Fedtide-") for name in headers_of(server, b"[1, 0]")[1])
@@ -501,7 +504,7 @@ def test_callers_that_stay_are_all_answered(place, monkeypatch):
     """Of 64 callers at a time, a tenth of the answers had been cut off."""
     put_live(place, 0)
     monkeypatch.setattr(serving, "INPUT", (2,))
-    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    server = ModelServer("127.0.0.1", 0, {"7": LiveModel.of(place.folder.parent.parent, 7)})
     end = server.begin("serving")
     try:
         found = asyncio.run(serving.asked(server.port, 64, 0.1))
@@ -516,7 +519,7 @@ def test_of_more_callers_than_may_wait_each_is_answered_or_told_to_come_later(pl
     monkeypatch.setattr(serving, "INPUT", (2,))
     monkeypatch.setattr(model_server, "cores", lambda: 1)
     monkeypatch.setattr(model_server, "MAX_WAITING", 1)
-    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    server = ModelServer("127.0.0.1", 0, {"7": LiveModel.of(place.folder.parent.parent, 7)})
     end = server.begin("serving")
     try:
         found = asyncio.run(serving.asked(server.port, 32, 0.1))
@@ -531,7 +534,7 @@ def test_callers_beyond_all_bounds_are_told_when_to_come_again(place, monkeypatc
     """Of those that are connected, nobody is cut off; who came first is answered as before."""
     put_live(place, 0)
     monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 1)
-    server = ModelServer("127.0.0.1", 0, LiveModel.of(place.folder.parent.parent, 7))
+    server = ModelServer("127.0.0.1", 0, {"7": LiveModel.of(place.folder.parent.parent, 7)})
     end = server.begin("serving")
     try:
         first = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import fedcli.tracing
-import fedsrv.tracking.traces
+import fedsrv.traces
 from fedcli.joining import host_of
 from fedcli.tracing import TracedHost, traced_host
 from fedmodels.machine import tells_traces
@@ -81,7 +81,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         told.append(InMemorySpanExporter())
         return Spans(service, SimpleSpanProcessor(told[-1])), ""
 
-    for module in (fedcli.tracing, fedsrv.tracking.traces):
+    for module in (fedcli.tracing, fedsrv.traces):
         monkeypatch.setattr(module, "exported", in_memory)
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
     return told
@@ -141,7 +141,7 @@ def test_a_failed_order_has_its_reason(monkeypatch):
     told = kept(monkeypatch)
     spans = fedcli.tracing.exported("fedsrv")[0]
     assert spans is not None
-    traces = fedsrv.tracking.traces.Traces(spans, "run", lambda at: None)
+    traces = fedsrv.traces.Traces(spans, "run", lambda at: None)
     traces.take(Event("order", "3", 7, 2, {"order": 1}, 10.0))
     traces.take(Event("order", "3", 7, 2, {"order": 1}, 11.0))  # it is asked for again
     traces.take(Event("failed", "3", 7, 2, {"reason": "its disk is full"}, 12.5))
