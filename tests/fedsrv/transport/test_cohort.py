@@ -88,6 +88,10 @@ class World:
         result = Answer(upload, rpc.Report(), upload.num_bytes(), wire_up=10)
         return self.cohort.end_result(client, trip, failure or result)
 
+    def answer(self, *clients):
+        for client in clients:
+            self.push(client, self.pull(client))
+
 
 def as_received(value):
     """Return weights in one block, as the codec makes them."""
@@ -498,8 +502,7 @@ def test_a_result_that_began_elsewhere_does_not_count(world, tmp_path, kind, dif
 def test_what_the_payload_counts_for_each_client(world):
     personal = {1: Bundle(weights={"own": torch.zeros(5)})}
     future = world.send_and_receive(trip_to(0, 1, personal=personal))
-    for client in (0, 1):
-        world.push(client, world.pull(client))
+    world.answer(0, 1)
     found = {c: r.logical_down for c, r in future.result(30).by_client.items()}
     assert found == {0: 12, 1: 32}
 
@@ -590,8 +593,7 @@ def test_a_deadline_waits_for_enough(tmp_path):
 
 def test_without_a_deadline_everybody_is_waited_for(world):
     future = world.send_and_receive(trip_to(0, 1, 2, needed=1))
-    world.push(0, world.pull(0))
-    world.push(1, world.pull(1))
+    world.answer(0, 1)
     time.sleep(0.05)
     assert not future.done()
     world.push(2, world.pull(2))
@@ -601,8 +603,7 @@ def test_without_a_deadline_everybody_is_waited_for(world):
 def test_a_failure_is_borne_while_enough_are_left(world):
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
     assert world.push(1, world.pull(1), failure="no memory") is True
-    world.push(0, world.pull(0))
-    world.push(2, world.pull(2))
+    world.answer(0, 2)
     results = future.result(30)
     assert results.failed == {1: "no memory"}
     assert list(results.by_client) == [0, 2]

@@ -158,8 +158,7 @@ def test_the_evaluator_stands_for_no_client(world, clock, kind):
     """It has answered, and one client; two clients are needed."""
     world.join_all([0, 1, 2, EVALUATOR])
     future = world.send_and_receive(trip_to(0, 1, 2, EVALUATOR, needed=2, kind=kind))
-    for client in (0, EVALUATOR):
-        world.push(client, world.pull(client))
+    world.answer(0, EVALUATOR)
     pass_time(world, clock, 1000)
     assert stays(future)
     world.push(1, world.pull(1))
@@ -169,8 +168,7 @@ def test_the_evaluator_stands_for_no_client(world, clock, kind):
 def test_nobody_waits_for_ever_for_an_evaluator(world, clock):
     world.join_all([0, 1, 2, EVALUATOR])
     future = world.send_and_receive(trip_to(0, 1, EVALUATOR, needed=2, kind=rpc.ORDER_KIND_FINISH))
-    for client in (0, 1):
-        world.push(client, world.pull(client))
+    world.answer(0, 1)
     assert stays(future)
     pass_time(world, clock, LEASE_S + 1)
     assert list(future.result(30).by_client) == [0, 1]
@@ -179,8 +177,7 @@ def test_nobody_waits_for_ever_for_an_evaluator(world, clock):
 def test_without_min_clients_the_evaluator_is_needed_too(world):
     world.join_all([0, 1, EVALUATOR])
     future = world.send_and_receive(trip_to(0, 1, EVALUATOR, kind=rpc.ORDER_KIND_EVALUATE))
-    for client in (0, 1):
-        world.push(client, world.pull(client))
+    world.answer(0, 1)
     world.push(EVALUATOR, world.pull(EVALUATOR), failure="its disk is full")
     with pytest.raises(RunFailed, match="its disk is full"):
         future.result(30)
@@ -190,8 +187,7 @@ def test_a_client_that_may_still_come_is_waited_for(world, clock):
     """Until a lease after it was last heard of."""
     world.join_all()
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
-    world.push(0, world.pull(0))
-    world.push(2, world.pull(2))
+    world.answer(0, 2)
     pass_time(world, clock, LEASE_S - 1)
     assert stays(future)
     pass_time(world, clock, 2)
@@ -201,8 +197,7 @@ def test_a_client_that_may_still_come_is_waited_for(world, clock):
 def test_a_client_that_never_came_back_to_a_new_server_is_dead_after_a_lease(world, clock):
     world.join_all([0, 1])
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
-    for client in (0, 1):
-        world.push(client, world.pull(client))
+    world.answer(0, 1)
     pass_time(world, clock, LEASE_S - 1)
     assert stays(future)
     pass_time(world, clock, 2)
@@ -212,8 +207,7 @@ def test_a_client_that_never_came_back_to_a_new_server_is_dead_after_a_lease(wor
 def test_a_living_client_has_until_the_deadline(world, clock):
     world.join_all()
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
-    for client in (0, 2):
-        world.push(client, world.pull(client))
+    world.answer(0, 2)
     with ThreadPoolExecutor(1) as pool:
         order = world.pull(1)
         pull = pool.submit(world.pull, 1, wait_s=3.0)  # its Pull stays open while it trains
@@ -230,8 +224,7 @@ def test_a_living_client_has_until_the_deadline(world, clock):
 def test_a_dead_client_is_waited_for_while_it_is_needed(world, clock):
     world.join_all()
     future = world.send_and_receive(trip_to(0, 1, 2, needed=3))
-    for client in (0, 2):
-        world.push(client, world.pull(client))
+    world.answer(0, 2)
     pass_time(world, clock, 10_000)
     assert stays(future)
     world.tokens[1] = world.join(1)
@@ -243,8 +236,7 @@ def test_without_a_deadline_a_dead_client_is_waited_for(tmp_path, clock):
     world = World(tmp_path, min_clients=2, clock=clock)
     world.join_all()
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2))
-    for client in (0, 2):
-        world.push(client, world.pull(client))
+    world.answer(0, 2)
     pass_time(world, clock, 10_000)
     assert stays(future)
     world.cohort.stop("the test is over")
@@ -263,8 +255,7 @@ def test_an_evaluation_does_not_wait_for_ever_for_the_dead_while_enough_live(
     world.join_all()
     least = fewest_alive(EXPERIMENT, asked)
     future = world.send_and_receive(trip_to(*asked, needed=len(asked), least=least, kind=SCORES))
-    for client in answers:
-        world.push(client, world.pull(client))
+    world.answer(*answers)
     pass_time(world, clock, LEASE_S - 1)
     assert stays(future)
     pass_time(world, clock, 2)
@@ -391,8 +382,7 @@ def test_it_is_said_for_whom_once_and_then_each_minute(world, clock, caplog):
 def test_clients_at_work_are_named_after_a_minute(world, clock):
     world.join_all()
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2, interaction=4))
-    for client in (0, 2):
-        world.push(client, world.pull(client))
+    world.answer(0, 2)
     world.cohort.sessions[1].seen = math.inf
     pass_time(world, clock, 59)
     assert stays(future)
@@ -410,8 +400,7 @@ def test_who_got_an_order_and_tells_of_no_work_is_named_so(world, clock):
     """It was said to be at work for ever; a beat of another client of its process counts."""
     world.join_all()
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2, interaction=4))
-    for client in (0, 2):
-        world.push(client, world.pull(client))
+    world.answer(0, 2)
     world.pull(1)
     session = world.cohort.sessions[1]
     session.seen = math.inf

@@ -104,6 +104,11 @@ class World:
             header.distance.weights = DISTANCES[client] if distance == "measured" else distance
         return self.push(header, Bundle(scalars=scalars))
 
+    def promises(self):
+        for client in (0, 1):
+            self.promise(client)
+        return self
+
     def whole(self, client):
         weights = {"w": torch.tensor(WEIGHTS[client])}
         scalars = {"num_examples": COUNTS[client]}
@@ -148,9 +153,7 @@ def world(tmp_path):
 
 def test_a_sum_of_other_training_is_no_longer_wanted(world):
     """It was on its way when the coordinator died, and its clients were ordered anew."""
-    world.open()
-    for client in (0, 1):
-        world.promise(client)
+    world.open().promises()
     stale = world.sum_header(0, 1)
     stale.trip = 7
     with pytest.raises(Refused) as refused:
@@ -214,9 +217,7 @@ def test_groups_are_added_in_the_order_of_their_lowest_clients():
 
 
 def test_a_second_sum_of_the_same_clients_had_arrived_before(world):
-    world.open()
-    world.promise(0)
-    world.promise(1)
+    world.open().promises()
     world.sums(0, 1)
     assert world.sums(0, 1).repeated_upload
     assert world.promise(0).repeated_upload
@@ -226,9 +227,7 @@ def test_a_second_sum_of_the_same_clients_had_arrived_before(world):
 
 def test_a_client_that_joins_elsewhere_leaves_its_group(world):
     """It is the same client with the same token; its relay is not to wait for it."""
-    world.open()
-    world.promise(0)
-    world.promise(1)
+    world.open().promises()
     world.cohort.join(1, PROFILE, world.tokens[1], ())
     assert world.cohort._trips.current.intake.groups == {0: (0,)}
     with pytest.raises(Refused, match="a client of the sum has joined elsewhere") as refused:
@@ -278,9 +277,7 @@ HUGE = {"w": torch.tensor([1e9, 0.0, 0.0], dtype=torch.float64)}
     ],
 )
 def test_a_sum_that_cannot_be_one_fails_its_clients(world, weights, line):
-    world.open(needed=1)
-    world.promise(0)
-    world.promise(1)
+    world.open(needed=1).promises()
     with pytest.raises(Refused, match=line) as refused:
         world.sums(0, 1, weights=weights)
     assert refused.value.code == grpc.StatusCode.INVALID_ARGUMENT
@@ -308,9 +305,7 @@ def test_a_sum_of_others_is_refused(world, clients, line):
 
 def test_a_client_that_fails_past_its_relay_is_left_out_of_the_sum_that_follows(world):
     """It has its own token; the relay is told to redo its sum, and who is left of the group."""
-    world.open(needed=2)
-    world.promise(0)
-    world.promise(1)
+    world.open(needed=2).promises()
     world.push(world.header(1, failure="no memory"), Bundle())
     with pytest.raises(Refused, match=r"results that have come without it: client 1$") as refused:
         world.sums(0, 1)
@@ -325,9 +320,7 @@ def test_a_client_that_fails_past_its_relay_is_left_out_of_the_sum_that_follows(
 
 def test_a_client_that_counts_two_things_fails(world):
     """A sum fits one of them alone, and the mean would be of another scale."""
-    world.open(needed=2)
-    world.promise(0)
-    world.promise(1)
+    world.open(needed=2).promises()
     world.promise(1)
     with pytest.raises(Refused, match="counts differently than the same upload did before"):
         world.promise(1, 60.0)
@@ -338,9 +331,7 @@ def test_a_client_that_counts_two_things_fails(world):
 
 
 def test_a_sum_takes_the_token_of_each_client(world):
-    world.open()
-    world.promise(0)
-    world.promise(1)
+    world.open().promises()
     header = world.sum_header(0, 1)
     header.members[1].token = b"another"
     with pytest.raises(Refused, match="client 1 has no session with this token") as refused:
@@ -357,9 +348,7 @@ def test_a_client_without_a_relay_sends_its_weights(world):
 
 
 def test_a_sum_that_comes_too_late_is_superseded(world):
-    world.open()
-    world.promise(0)
-    world.promise(1)
+    world.open().promises()
     world.whole(0)
     with pytest.raises(Refused, match=r"results that have come without it: client 0$") as refused:
         world.sums(0, 1)
@@ -373,9 +362,7 @@ def received_sum(world):
 
 
 def test_an_upload_that_comes_while_its_sum_is_received_counts_once(world):
-    world.open()
-    world.promise(0)
-    world.promise(1)
+    world.open().promises()
     trip = world.cohort._trips.current
     world.whole(1)
     assert not world.cohort.end_result(0, trip, received_sum(world))
@@ -388,9 +375,7 @@ def test_an_upload_that_comes_while_its_sum_is_received_counts_once(world):
 
 
 def test_a_sum_that_is_received_while_its_trip_closes_changes_nothing(world):
-    world.open()
-    world.promise(0)
-    world.promise(1)
+    world.open().promises()
     trip, world.cohort._trips.current = world.cohort._trips.current, None
     assert not world.cohort.end_result(0, trip, received_sum(world))
     assert not trip.intake.sums
@@ -499,9 +484,7 @@ class Ending(Context):
 
 def test_a_relay_has_two_sums_under_way_at_most(world):
     """Each holds a thread, and room for as many bytes as its header claims."""
-    world.open()
-    for client in (0, 1):
-        world.promise(client)
+    world.open().promises()
     header = world.sum_header(0, 1)
     header.bundle.CopyFrom(encode(Bundle({"w": torch.zeros(3, dtype=torch.float64)})).header)
     head = rpc.PushRequest(header=header).SerializeToString()
@@ -520,9 +503,7 @@ def test_a_relay_has_two_sums_under_way_at_most(world):
 
 
 def test_distances_and_cosines_come_with_the_sum(world):
-    world.open()
-    for client in (0, 1):
-        world.promise(client)
+    world.open().promises()
     header = world.sum_header(0, 1)
     header.members[0].cosine, header.members[1].cosine = 0.25, 7.0
     total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in (0, 1))
@@ -584,9 +565,7 @@ def test_a_sum_that_moves_statistics_farther_than_each_of_its_uploads_is_refused
 
 def test_a_sum_that_moves_farther_than_each_of_its_uploads_fails_its_clients(world):
     """The relay could scale the sum, where the server sees no single upload."""
-    world.open(needed=1)
-    for client in (0, 1):
-        world.promise(client)
+    world.open(needed=1).promises()
     total = sum(COUNTS[c] * torch.tensor(WEIGHTS[c]).double() for c in (0, 1))
     with pytest.raises(Refused, match=r"moves the weights by 55.4, and each upload in it by 8.02"):
         world.sums(0, 1, weights={"w": 10 * total})
@@ -601,9 +580,7 @@ def test_a_sum_that_moves_farther_than_each_of_its_uploads_fails_its_clients(wor
 @pytest.mark.parametrize("needed", [2, None])
 def test_a_relay_that_leaves_a_client_out_of_its_sum_is_named(world, needed):
     """The client has answered, as far as it knows: nobody would bring its weights any more."""
-    world.open(needed=needed)
-    for client in (0, 1):
-        world.promise(client)
+    world.open(needed=needed).promises()
     world.sums(0)
     world.whole(2)
     world.pass_time(LEFT_OUT_S - 1, 0, 1, 2)
@@ -622,9 +599,7 @@ def test_a_relay_that_leaves_a_client_out_of_its_sum_is_named(world, needed):
 
 
 def test_a_relay_that_brings_no_sum_is_named(world):
-    world.open(needed=1)
-    for client in (0, 1):
-        world.promise(client)
+    world.open(needed=1).promises()
     world.whole(2)
     world.pass_time(0, 0, 1, 2)
     assert world.stays()
@@ -649,9 +624,7 @@ def test_a_relay_that_waits_for_one_of_its_clients_owes_nothing(world):
 
 def test_a_relay_that_is_gone_is_not_at_fault(world):
     """It may have been killed with the weights that it held; its clients bring them again."""
-    world.open(needed=2)
-    for client in (0, 1):
-        world.promise(client)
+    world.open(needed=2).promises()
     world.sums(0)
     world.whole(2)
     world.pass_time(1000, 0, 2)
@@ -666,9 +639,7 @@ def test_a_relay_that_is_gone_is_not_at_fault(world):
 
 def test_an_upload_whose_answer_the_relay_never_got_comes_whole(world):
     """The relay's time was over, and it sent the sum without a client that was on its way."""
-    world.open(needed=2)
-    for client in (0, 1):
-        world.promise(client)
+    world.open(needed=2).promises()
     world.sums(0)
     world.pass_time(LEFT_OUT_S - 1, 0, 1, 2)
     world.whole(1)
@@ -678,9 +649,7 @@ def test_an_upload_whose_answer_the_relay_never_got_comes_whole(world):
 
 
 def test_the_deadline_holds_behind_a_relay_that_keeps_weights_back(tmp_path):
-    world = World(tmp_path, deadline_s=5.0, min_clients=2).open(needed=2)
-    for client in (0, 1):
-        world.promise(client)
+    world = World(tmp_path, deadline_s=5.0, min_clients=2).open(needed=2).promises()
     world.sums(0)
     world.whole(2)
     world.pass_time(4, 0, 1, 2)
