@@ -229,8 +229,6 @@ class Ledger:
         found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
             raise self.damaged(" ".join(found.split()))
-        for name in ("growths", "chain"):  # runs of earlier versions begin without them
-            self.db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({_TABLES[name]})")
         missing = sorted(_TABLES.keys() - self._tables())
         if missing:
             raise self.damaged(f"it has no table {missing[0]!r}")
@@ -261,7 +259,7 @@ class Ledger:
             raise self.damaged(why) from None
         if self.chain.head.number == 0 and self.committed >= 0:
             with self.stating(taken_up=self.committed, link=self._last_link()):
-                pass  # a run of an earlier version, or one that was recovered
+                pass  # a run that was recovered
 
     # --- facts ------------------------------------------------------------------------------------
 

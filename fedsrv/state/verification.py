@@ -20,7 +20,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.files import sha256_of
 from fedmodels.printable import printable
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
-from fedsrv.state.ledger import FORMAT, Head, beginning_of, continued, digest_of, link_of
+from fedsrv.state.ledger import Head, beginning_of, continued, digest_of, link_of
 
 MAX_NAMED = 5
 ANEW = "--resume writes the lines anew"
@@ -264,12 +264,6 @@ def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
     try:
         with _opened(database) as db:
             db.execute("BEGIN")  # a run under way commits meanwhile
-            kept = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")}
-            if "chain" not in kept:
-                raise ArchiveError(
-                    f"{database} is of an earlier version of fedtide: it has no history of "
-                    f"statements to verify it by; {_how_to_begin(db, database.parent)}"
-                )
             (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
             columns = "interaction, scored, record, counts, link"
             records = db.execute(f"SELECT {columns} FROM interactions ORDER BY 1").fetchall()
@@ -277,14 +271,6 @@ def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
             return str(run_id), records, statements.fetchall()
     except (sqlite3.Error, TypeError) as error:
         raise ArchiveError(f"{database} cannot be verified: {error}") from None
-
-
-def _how_to_begin(db: sqlite3.Connection, run: Path) -> str:
-    """Return by what command a run without a history gets one."""
-    (found,) = db.execute("PRAGMA user_version").fetchone()
-    if found == FORMAT:
-        return "--resume begins one"
-    return f"fedsrv recover {run} makes a file of this version, and --resume begins one in it"
 
 
 def _compared(run_id: str, records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:
@@ -338,7 +324,7 @@ def _audited(run: Path, said: list[dict[str, Any]]) -> tuple[int, list[str]]:
 def doubts(run: Path) -> list[str]:
     """Return what is wrong with the files that a report reads, and what the log warns of."""
     found = differences(run)
-    with suppress(ArchiveError):  # no run.db, or one of an earlier version
+    with suppress(ArchiveError):  # no run.db, or none that can be read
         lines = [line for line in falsified(run) if not (found and "rounds.jsonl" in line)]
         found += [f"{run}: {line}" for line in lines]
     return [*found, *warned(run / AUDIT)]

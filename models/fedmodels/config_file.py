@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import tomllib
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.experiment import Experiment, MethodTable, NetTable
+from fedmodels.config.experiment import Experiment, NetTable
 from fedmodels.config.faults import known_keys
 from fedmodels.config.presets import suggest_config
 from fedmodels.errors import ConfigError, reason_of
@@ -55,32 +54,7 @@ def parse_experiment(
     drop_former_keys(tables, overrides)
     for item in overrides:
         override(tables, item)
-    experiment = experiment_of(tables, source)
-    _note_moved(tables["method"], experiment.method, source)
-    return experiment
-
-
-def _note_moved(given: Mapping[str, Any], resolved: MethodTable, source: str) -> None:
-    """Say which keys of ``[method]`` belong into ``[method.reading]``, or the other way round."""
-    found = resolved.hyper_parameters()
-    readings, inside = found.get("reading", {}), given.get("reading", {})
-    there, former = "[method]", "[method.reading]"
-    for keys, table, other in (
-        (given.keys() & readings.keys(), former, there),
-        (inside.keys() & found.keys(), there, former),
-    ):
-        if keys:
-            verb = "belongs" if len(keys) == 1 else "belong"
-            _say_once(
-                f"note: {source}: {', '.join(sorted(keys))} of {other} {verb} into {table} now; a "
-                "later release knows no other place"
-            )
-
-
-@cache
-def _say_once(line: str) -> None:
-    """Log a warning, once however often a sweep reads the same config."""
-    log.warning("%s", line)
+    return experiment_of(tables, source)
 
 
 def drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:

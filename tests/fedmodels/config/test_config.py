@@ -109,31 +109,15 @@ def test_overrides_replace_and_add():
 GLDP = TEXT.replace('name = "fedprox"', 'name = "gldp"').replace("mu = 0.01", "")
 
 
-def test_a_reading_beside_its_table_is_moved_with_a_note(caplog):
+def test_a_reading_may_stand_beside_its_table():
     inside = parse_experiment(GLDP, "inside", ("method.reading.kl_space=head",))
-    assert not caplog.records
     beside = parse_experiment(GLDP, "beside", ("method.kl_space=head", "method.heads=round"))
     assert beside.method.hyper_parameters()["reading"]["kl_space"] == "head"
     assert "kl_space" not in beside.method.hyper_parameters()
     assert difference(inside, beside) == ["method.reading.heads"]
-    (line,) = caplog.messages
-    assert line.startswith(
-        "note: beside: heads, kl_space of [method] belong into [method.reading] now"
-    )
 
 
-def test_a_hyper_parameter_among_the_readings_is_moved_with_a_note(caplog):
-    """GLDP's rule and pFedGRP's search were readings once."""
-    now = parse_experiment(GLDP, "now", ("method.inference=gldp_lp",))
-    assert not caplog.records
-    before = parse_experiment(GLDP, "before", ("method.reading.inference=gldp_lp",))
-    assert before == now
-    (line,) = caplog.messages
-    assert line.startswith("note: before: inference of [method.reading] belongs into [method] now")
-
-
-def test_what_an_earlier_version_recorded_is_the_same_experiment():
-    """Its resolved tables have every reading beside the hyper-parameters."""
+def test_a_table_with_every_reading_beside_the_hyper_parameters_is_the_same_experiment():
     now = parse_experiment(GLDP, "now", ("method.reading.heads=round",))
     recorded = now.to_dict()
     recorded["method"] |= recorded["method"].pop("reading")
@@ -215,6 +199,7 @@ def test_there_are_examples():
         (["method.weighting=equal"], "method.weighting: "),
         (["method.name=gldp", "method.reading.head=1"], "unknown key 'head' in [method.reading]; "),
         (["method.name=gldp", "method.reading.head=1"], " Did you mean 'heads'?"),
+        (["method.name=gldp", "method.reading.inference=x"], "unknown key 'inference'"),
         (["method.name=gldp", "method.reading.heads=x"], "method.reading.heads: Input should be '"),
         (["method.name=gldp", "method.reading=3"], "method.reading must be a table (given: 3)"),
         (

@@ -233,8 +233,8 @@ def test_a_record_that_is_gone_is_missed(run):
     assert second.startswith("rounds.jsonl has 1 more lines than run.db has records: a loss of pow")
 
 
-def test_a_run_of_an_earlier_version_begins_its_history_where_it_is(run):
-    rows(run, "DROP TABLE chain")
+def test_a_run_without_a_history_begins_one_where_it_is(run):
+    rows(run, "DELETE FROM chain")
     (run / AUDIT).unlink()
     with closing(Store(run, tiny_experiment(), True)) as store:
         assert store.evidence.chain.last["taken_up"] == 2

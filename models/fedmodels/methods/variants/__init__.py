@@ -43,12 +43,12 @@ class Variants:
     ) -> tuple[type[Any], dict[str, Any]]:
         """Return the class that a method's table asks for, and the values of its fields.
 
-        A reading may stand beside the table ``reading``, and a field inside of it.
+        A reading may stand beside the table ``reading``.
 
         Raises:
             ConfigError: a key is given twice or unknown, or has an unknown value.
         """
-        values = self._flat(fields, table, name)
+        values = self._flat(table, name)
         chosen = {key: values.pop(key, value) for key, value in self.defaults().items()}
         kinds = [kind for key, value in chosen.items() if (kind := self._class_of(key, value))]
         for pair in self.apart:
@@ -58,16 +58,14 @@ class Variants:
         combined: type[Any] = _combined(cls, tuple(kinds), tuple(chosen.items()))
         return combined, values
 
-    def _flat(
-        self, fields: Mapping[str, object], table: Mapping[str, Any], name: str
-    ) -> dict[str, Any]:
+    def _flat(self, table: Mapping[str, Any], name: str) -> dict[str, Any]:
         """Return a method's table with the readings beside the other keys."""
         inside = table.get("reading", {})
         if not isinstance(inside, Mapping):
             raise ConfigError(f"method.reading must be a table (given: {shown(inside)})")
         values = {key: value for key, value in table.items() if key != "reading"}
         for key, value in inside.items():
-            if key not in {*self.readings, *fields}:
+            if key not in self.readings:
                 has = ", ".join(sorted(self.readings))
                 raise ConfigError(
                     f"unknown key {key!r} in [method.reading]; {name} has: {has}."
