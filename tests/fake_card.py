@@ -129,6 +129,11 @@ class Card(TorchDispatchMode):
         """How often the processor waited, by the line of the project that made it wait."""
         self._pinned = set[int]()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: what tells the compiler to look away would load the compiler."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, packet = dict(kwargs or {}), func.overloadpacket
         if packet in (aten._pin_memory, aten.is_pinned):

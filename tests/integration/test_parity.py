@@ -13,7 +13,7 @@ from fedmodels.methods import method_class
 from fedmodels.parts.server_data import needs_server_data
 from fedsrv.engine import reduction
 from fedtide.testing.trial import digits_in
-from tests.fedmodels.methods.test_conformance import CASES, experiment_for
+from tests.fedmodels.methods.test_conformance import CARRIED, CASES, experiment_for
 from tests.fuzz.live import Live
 from tests.integration.conftest import tables
 from tests.runs import assert_same
@@ -53,9 +53,17 @@ def assert_same_bytes(one: dict[str, Any], other: dict[str, Any]) -> None:
         assert one["bytes"][key] == other["bytes"][key]
 
 
-@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[] if name in CARRIED else [pytest.mark.whole])
+        for case, name in zip(CASES, IDS, strict=True)
+    ],
+)
 def test_every_method_over_loopback_is_the_same_run(case, digits, tmp_path, whole_run, monkeypatch):
     """Over loopback uploads are folded into the mean as they come, where the method allows it.
+
+    Of methods that send and keep alike, one is carried; ``make test-whole`` carries them all.
 
     The coordinator and two hosts are threads of this process. Tests of crashes, relays and faults
     compare some methods over processes.

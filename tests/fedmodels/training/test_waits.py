@@ -241,13 +241,16 @@ def test_no_step_of_a_search_for_weights_waits():
 
 
 def generators_on(device, arch, epochs):
-    """Return the generators of two clients' classes after a training of so many epochs."""
+    """Return generators after a training of so many epochs, each of one step.
+
+    GANs of two clients' classes train as one; diffusion models train one by one, so one is enough.
+    """
     width = 16 if arch == "ddpm" else 2
     family = Family(input_shape=(1, 8, 8), arch=arch, width=width, epochs=epochs, batch_size=8)
     limits, lessons = (torch.zeros(1), torch.ones(1)), []
-    for seed in (0, 1):
+    for seed in (0,) if arch == "ddpm" else (0, 1):
         draw = torch.Generator().manual_seed(seed)
-        images = 2 * torch.rand(12, 1, 8, 8, generator=draw) - 1
+        images = 2 * torch.rand(8, 1, 8, 8, generator=draw) - 1
         lessons.append(Lesson(family.fresh(seed, limits), images.to(device), 7 + seed))
     return family.trained(lessons)
 
