@@ -1,4 +1,4 @@
-"""Secure sums of an open run: their cohorts, classes and settings change from stage to stage."""
+"""Secure sums and examples' privacy while classes, cohorts and settings of an open run change."""
 
 from __future__ import annotations
 
@@ -108,6 +108,49 @@ def test_clients_add_noise_under_masks_in_a_run_that_grows(tmp_path, monkeypatch
     assert whole["state_sha256"] == again["state_sha256"]
     assert whole["privacy"]["releases"] == 3
     assert "a sum has the noise of 3 clients at least" in whole["privacy"]["assumes"]
+
+
+def spent(place: Path, kills: int = 0, change: str = '[[0, "7", "2"]]') -> tuple[Any, str]:
+    """Let two clients learn with example privacy; a class comes, and becomes part of another.
+
+    Returns what each client has spent after each round, and the digest of the state.
+    """
+    data, out = place / "data", place / "run"
+    allowed = ["announced", "examples", "loss", "scores"]
+    hides = {"level": "example", "noise_multiplier": 1.0, "clip": 1.0, "epsilon": 50.0}
+    given = tiny_experiment(
+        method="fedavg",
+        schedule={"order": "tasks_outer", "open": True, "rounds": 1, "clients": 2},
+        privacy={**hides, "delta": 1e-3, "allow": allowed},
+    ).model_copy(update={"scenario": None, "data": None})
+    for client in range(2):
+        site(data, client)
+    add_task(data, 0, arrays_in(place / "new", [0, 7], 9))
+    with pytest.raises(RunPaused):
+        run_in_process(given, data, out, resume=True, at_rest="pause")
+    add_task(data, 1, arrays_in(place / "more", [1, 2], 8))
+    (out / CLASSES).write_text(change)
+    how: dict[str, Any] = {"resume": True, "at_rest": "close"}
+    if kills:
+        with pytest.raises(Killed):
+            run_in_process(given, data, out, before=Dies(kills), **how)
+    summary = run_in_process(given, data, out, **how)
+    rows = [record["clients"] for record in records_of(out)]
+    return [{c: one["epsilon"] for c, one in row.items()} for row in rows], summary["state_sha256"]
+
+
+def test_a_merge_charges_examples_as_if_their_class_had_stayed(tmp_path, monkeypatch):
+    """Whoever kills the run after the merge changes no bit, and spends nothing twice."""
+    found = []
+    for name, kills, change in (("a", 0, None), ("b", 3, None), ("c", 0, "[]")):
+        keys = map(Secret, (bytes([n]) * 32 for n in range(1, 99)))
+        monkeypatch.setattr(Secret, "fresh", classmethod(lambda cls, keys=keys: next(keys)))
+        found.append(spent(tmp_path / name, kills, *([change] if change else [])))
+    (whole, bits), (killed, again), (apart, other) = found
+    assert whole == killed == apart
+    assert bits == again != other
+    (_, _, merged) = records_of(tmp_path / "b" / "run")
+    assert merged["growths"][0]["class_changes"] == [["7", "2"]]
 
 
 def test_a_cohort_whose_secrets_never_open_ends_in_a_line():
