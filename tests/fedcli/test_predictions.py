@@ -21,7 +21,7 @@ from PIL import Image
 import fedtide
 from fedcli.cli import main
 from fedcli.data.arrays import ranges_of
-from fedcli.data.own.new_inputs import NewInputs, read_new
+from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.sets.registry import load
 from fedcli.parts.kept_models import _ranges
 from fedcli.serving import bodies
@@ -33,6 +33,7 @@ from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedsrv.export import export
+from tests.fedcli.data.new_files import read_new
 
 REST = {
     "net": {"name": "mlp", "hidden": [8]}, "method": {"name": "fedavg"},

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedcli.data.archives import Archives, archives, is_archive
+from fedcli.data.archives import Archives, is_archive
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import TABLE_ENDS, ending, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, is_image, read_image
@@ -64,23 +64,6 @@ class NewInputs:
         if not self.unit:
             return f"{self.file}[{first}]"
         return f"{self.file}, {self.unit} {first}" + (f" to {last}" if last > first else "")
-
-
-def read_new(
-    paths: Sequence[Path], facts: ModelFacts, model: object, keep: Sequence[str] = ()
-) -> Iterator[NewInputs]:
-    """Read files as raw inputs; of a directory, every file of the kind that the model takes.
-
-    Rows of a table without a number where the model needs one are left out, and named. Columns to
-    ``keep`` pass through.
-
-    Raises:
-        DataError: a file cannot be read, does not fit the model or is beyond it; names it.
-    """
-    how = how_of(facts, model)
-    with archives() as packed:
-        for file in new_files(paths, how, packed):
-            yield from read_file(file, facts, how, keep, packed)
 
 
 def how_of(facts: ModelFacts, model: object) -> Transform | None:

@@ -11,7 +11,6 @@ import torch
 from rich.console import Console
 
 from fedcli.data.arrays import narrowed
-from fedcli.data.own.new_inputs import read_new
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
@@ -24,6 +23,7 @@ from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.numerics.randomness import seeded
 from fedsrv.export import export
+from tests.fedcli.data.new_files import read_new
 
 pandas = pytest.importorskip("pandas")
 N = 40

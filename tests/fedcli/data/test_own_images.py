@@ -13,7 +13,6 @@ from rich.console import Console
 
 import fedtide
 from fedcli.data.cuts.held_out import last_groups
-from fedcli.data.own.new_inputs import read_new
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
@@ -24,6 +23,7 @@ from fedmodels.config.scenario import Iid
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.resolution import experiment_of
+from tests.fedcli.data.new_files import read_new
 
 
 def photos(root: Path, classes: tuple[str, ...] = ("cat", "dog"), each: int = 5) -> Path:

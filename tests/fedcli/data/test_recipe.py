@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from fedcli.cli import main
-from fedcli.data.own.new_inputs import _read_tables, read_by, read_new
+from fedcli.data.own.new_inputs import _read_tables, read_by
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import tell_own
@@ -23,6 +23,7 @@ from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.nets.trained import ModelFacts
 from fedsrv.engine.client_profile import Profile
+from tests.fedcli.data.new_files import read_new
 
 pytest.importorskip("pandas")
 FEATURES = ["spo2", "temp", "crp", "sex"]
