@@ -98,12 +98,23 @@ def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(live, digits, tmp_pat
     assert "num_examples" in (run.root / "shown" / "client-0.txt").read_text()
 
 
-@pytest.mark.parametrize("script", ["with_torch.py", "with_lightning.py"])
-@pytest.mark.filterwarnings("ignore")  # Lightning has its own
-def test_the_scripts_take_part_with_ten_changed_lines(script, live, tmp_path, monkeypatch):
-    if "lightning" in script:
-        pytest.importorskip("lightning", reason="needs Lightning: pip install 'fedtide[lightning]'")
-    tables = {"net": {"name": f"{SCRIPTS / 'net.py'}:Net"}, "schedule": {"rounds": 2, "clients": 1}}
+@pytest.mark.parametrize(
+    ("script", "net", "needs"),
+    [
+        ("with_torch.py", "net.py:Net", ()),
+        ("with_sklearn.py", "linear.py:Linear", ()),
+        ("with_lightning.py", "net.py:Net", ("lightning",)),
+        ("with_transformers.py", "adapted.py:Adapted", ("transformers", "peft", "accelerate")),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # the other packages have their own
+def test_the_scripts_take_part_with_ten_changed_lines(
+    script, net, needs, live, tmp_path, monkeypatch
+):
+    for package in needs:
+        pytest.importorskip(package, reason=f"needs {' '.join(needs)}")
+    once = {"scenario": {"kind": "iid", "tasks": 1}, "schedule": {"rounds": 2, "clients": 1}}
+    tables = {"net": {"name": str(SCRIPTS / net)}, **once}
     e = tiny_experiment(**tables)
     run_partition(e.data, e.scenario, 1, e.seed, tmp_path / "data", Console(quiet=True))
     run = live(tmp_path / "data", **tables)
