@@ -51,7 +51,8 @@ def lacking() -> Iterator[tuple[str, str, str]]:
             if is_skip and call.args and isinstance(call.args[0], ast.Constant):
                 module = call.args[0].value.partition(".")[0]
                 known = DISTRIBUTIONS.get(module, module).lower().replace("_", "-")
-                yield str(path.relative_to(ROOT)), module, {"ot": "pot"}.get(known, known)
+                known = {"ot": "pot", "opentelemetry": "opentelemetry-sdk"}.get(known, known)
+                yield str(path.relative_to(ROOT)), module, known
 
 
 ALWAYS = named([*PROJECT["dependencies"], *EXTRAS["dev"]])
