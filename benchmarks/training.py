@@ -509,6 +509,9 @@ class Examples:
 
     train_up_to = train
 
+    def train_each(self, task: int) -> dict[int, tuple[Tensor, Tensor]]:
+        return {task: self.train(task)}
+
     def limits(self) -> tuple[Tensor, Tensor]:
         return torch.zeros(1), torch.ones(1)
 

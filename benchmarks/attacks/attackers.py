@@ -274,6 +274,9 @@ class Watched:
     def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
         return self.change(*self.stream.train_up_to(task))
 
+    def train_each(self, task: int) -> dict[int, tuple[Tensor, Tensor]]:
+        return {at: self.change(*part) for at, part in self.stream.train_each(task).items()}
+
     def limits(self) -> tuple[Tensor, Tensor]:
         found: tuple[Tensor, Tensor] = self.stream.limits()
         return found

@@ -37,6 +37,9 @@ class Given:
     def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
         return self.x, self.y
 
+    def train_each(self, task: int) -> dict[int, tuple[Tensor, Tensor]]:
+        return {task: self.train(task)}
+
     def limits(self) -> tuple[Tensor, Tensor]:
         return self.limits_of.stream.limits()
 

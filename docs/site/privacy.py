@@ -61,6 +61,11 @@ MEANINGS = {
     r"weights/learner\d+/…": "a whole net for each mixture component; as base and head",
     r"weights/model\d+/…": "a whole net, under the number of the model that fits the client "
     "best; as base and head. The number tells who is like whom",
+    r"weights/new/…": "a whole net for data that no model fits; as base and head",
+    r"weights/examples": "how many of its examples belong to each model, exactly",
+    r"weights/correct": "how many of these each model gets right, exactly",
+    r"scalars/model": "the number of the model that fits best",
+    r"scalars/drifted": "whether no model fits any more",
     r"weights/generator/…": "a net that makes inputs like the client's, of its classes",
     r"weights/source/…": "what tells the client's inputs from generated ones",
     r"weights/flow/…": "a density of the client's features by class: it can be asked how likely a "
@@ -171,7 +176,8 @@ def pattern_of(key: str) -> str:
     """Return a key without what a net or a class makes of it: ``weights/base/…``."""
     part, _, rest = key.partition("/")
     if part == "weights":
-        return f"weights/{rest.partition('/')[0]}/…"
+        role, is_of_a_net, _ = rest.partition("/")
+        return f"weights/{role}/…" if is_of_a_net else key
     if part == "generators":
         name, _, inner = rest.partition("/")
         return f"generators/{'K' if name.isdecimal() else name}/{inner.partition('/')[0]}" + (

@@ -217,7 +217,8 @@ class TaskStream:
         if task != self.task:
             raise DataError(self._gone(task))
         if task not in self._train:
-            self._train[task] = self._up_to(task) if self.accumulates else self._of(task)
+            tasks = self._each_up_to(task) if self.accumulates else {task: self._of(task)}
+            self._train[task] = _joined(tasks)
         return self._train[task]
 
     def sessions(self, task: int) -> Tensor | None:
@@ -237,9 +238,13 @@ class TaskStream:
         Raises:
             DataError: the stream keeps no history, or ``task`` is not the open one.
         """
+        return _joined(self.train_each(task))
+
+    def train_each(self, task: int) -> dict[int, Examples]:
+        """Return what :meth:`train_up_to` does by task, without tasks that the run passes over."""
         if not self.keep_history or task != self.task:
             raise DataError(self._gone(task))
-        return self._up_to(task)
+        return self._each_up_to(task)
 
     def contents(self, task: int, *, up_to: bool = False) -> NDArray[np.uint64]:
         """Return a hash of the content of each input of ``train`` or of ``train_up_to``, (n,)."""
@@ -253,9 +258,8 @@ class TaskStream:
             found.append(self._contents[task])
         return np.concatenate(found) if len(found) > 1 else found[0]
 
-    def _up_to(self, task: int) -> Examples:
-        parts = [self._of(earlier) for earlier in self.counted(0, task + 1)]
-        return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    def _each_up_to(self, task: int) -> dict[int, Examples]:
+        return {earlier: self._of(earlier) for earlier in self.counted(0, task + 1)}
 
     def _of(self, task: int) -> Examples:
         x, y = self.data.arrays(task, "train")
@@ -329,6 +333,13 @@ class TaskStream:
 
     def _tensors(self, x: NDArray[Any], y: IntArray) -> Examples:
         return _tensors(x, self.data.merged(y), self.data.file, self.device)
+
+
+def _joined(parts: Mapping[int, Examples]) -> Examples:
+    """Return the examples of several tasks, in order."""
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    return torch.cat([x for x, _ in parts.values()]), torch.cat([y for _, y in parts.values()])
 
 
 def global_test_tensors(found: GlobalTest, device: torch.device | str = "cpu") -> Examples:

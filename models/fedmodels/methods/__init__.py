@@ -21,9 +21,11 @@ _NAMES = (
     "fedbn", "fedbabu", "pfedme", "fedproto", "gldp", "fedali", "moon", "fedpac", "fedntd", "creff",
     "fedic", "fedmlp", "pfedgrp", "fedavg-replay", "pfedgraph", "pfedgraph-replay", "fedem",
     "fedcil", "af-fcl", "mfcl", "target", "ifca", "feddyn",
-    "lg-fedavg",
+    "lg-fedavg", "feddrift", "feddrift-eager", "fedala",
 )  # fmt: skip
-_MODULES = {name: name.replace("-", "_") for name in _NAMES} | {"pfedgraph-replay": "pfedgraph"}
+_MODULES = {name: name.replace("-", "_") for name in _NAMES} | {
+    "pfedgraph-replay": "pfedgraph", "feddrift-eager": "feddrift"
+}  # fmt: skip
 """Registered name -> module; a name is imported only when it is used."""
 VARIED = {
     "gldp": "gldp",

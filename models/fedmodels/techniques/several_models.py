@@ -38,31 +38,52 @@ def role_in(upload: Bundle, names: Mapping[str, object]) -> str:
     Raises:
         PayloadError: it holds no model, several, or a part of one.
     """
-    found = {role for role, _, name in (key.partition("/") for key in upload.weights)
-             if name in names}  # fmt: skip
+    found = roles_in(upload, names)
     if len(found) != 1:
         raise PayloadError(f"an upload holds one of the models, and this one holds {len(found)}")
-    (role,) = found
-    if lacking := sorted(name for name in names if f"{role}/{name}" not in upload.weights):
-        raise PayloadError(f"tensor 'weights/{role}/{lacking[0]}' is missing")
-    return role
+    return found[0]
 
 
-@torch.no_grad()
+def roles_in(upload: Bundle, names: Mapping[str, object]) -> list[str]:
+    """Return the roles of the models that an upload holds, as :func:`role_in` does of one.
+
+    Raises:
+        PayloadError: it holds a part of one.
+    """
+    parts = (key.partition("/") for key in upload.weights)
+    found = sorted({role for role, _, name in parts if name in names})
+    for role in found:
+        if lacking := sorted(name for name in names if f"{role}/{name}" not in upload.weights):
+            raise PayloadError(f"tensor 'weights/{role}/{lacking[0]}' is missing")
+    return found
+
+
 def losses_of(ctx: ClientContext, models: Sequence[Weights], x: Tensor, y: Tensor) -> Tensor:
     """Return the loss (n, M) of every example under every model, in evaluation mode.
 
     The loss is the one that scores tell: cross-entropy, or that of targets.
     """
-    size, targets = batch_size(ctx), ctx.run.targets
+    if (targets := ctx.run.targets) is not None:
+        return torch.stack([targets.losses(c.float(), y) for c in answers_of(ctx, models, x)], 1)
+    found = [cross_entropy(c, y, reduction="none") for c in answers_of(ctx, models, x)]
+    return torch.stack(found, 1)
+
+
+def correct_of(ctx: ClientContext, models: Sequence[Weights], x: Tensor, y: Tensor) -> Tensor:
+    """Return to how many of n examples each model (M,) gives the right class, on the processor."""
+    right = [(logits.argmax(1) == y).sum() for logits in answers_of(ctx, models, x)]
+    return torch.stack(right).cpu()
+
+
+@torch.no_grad()
+def answers_of(ctx: ClientContext, models: Sequence[Weights], x: Tensor) -> list[Tensor]:
+    """Return the logits (n, K) of every model, in evaluation mode."""
+    size = batch_size(ctx)
     ctx.net.eval()
-    columns = [
+    return [
         torch.cat([logits_of(ctx, model, part) for part in ctx.net.split(x, size)])
         for model in (placed(ctx, model) for model in models)
     ]
-    if targets is not None:
-        return torch.stack([targets.losses(c.float(), y) for c in columns], 1)
-    return torch.stack([cross_entropy(c, y, reduction="none") for c in columns], 1)
 
 
 def placed(ctx: ClientContext, model: Weights) -> dict[str, Tensor]:

@@ -134,31 +134,39 @@ class Uploads(Mapping[int, Bundle]):
         mean, self._shares["weights"] = self._rule.weights(sent, counts, self._facts)
         return mean
 
-    def means(self, groups: Mapping[K, Mapping[int, Weights]]) -> dict[K, Weights]:
+    def means(
+        self,
+        groups: Mapping[K, Mapping[int, Weights]],
+        counts: Mapping[K, Mapping[int, float]] | None = None,
+    ) -> dict[K, Weights]:
         """Return the weighted mean of each group of weights, where clients trained several models.
 
         A group of which nothing counts, or that is too small for the run's rule, is left out.
 
         Args:
             groups: by key the weights that clients of the group sent, all of the same names.
+            counts: by key what each client counts there; by default what its upload counts.
 
         Raises:
             TooFewClients: every group is too small for the run's rule.
         """
         self.was_asked = True
-        counts = {client: self._count(upload) for client, upload in self._sent.items()}
+        if counts is None:
+            each = {client: self._count(upload) for client, upload in self._sent.items()}
+            counts = {key: {client: each[client] for client in groups[key]} for key in groups}
         found, shares = dict[K, Weights](), dict[int, float]()
-        total, small = sum(counts.values()), list[TooFewClients]()
+        total = sum(sum(parts.values()) for parts in counts.values())
+        small = list[TooFewClients]()
         for key, sent in groups.items():
-            parts = {client: counts[client] for client in sent}
-            if not (own := sum(parts.values())):
+            if not (own := sum(counts[key].values())):
                 continue
             try:
-                found[key], of_group = self._rule.weights(sent, parts, self._facts)
+                found[key], of_group = self._rule.weights(sent, counts[key], self._facts)
             except TooFewClients as error:
                 small.append(error)
             else:
-                shares |= {c: share * own / total for c, share in of_group.items()}
+                for client, share in of_group.items():
+                    shares[client] = shares.get(client, 0.0) + share * own / total
         if small and not found:
             raise small[0]
         self._shares["weights"] = shares

@@ -146,6 +146,10 @@ class Stream(Protocol):
         """Return the data of all tasks up to ``task``; needs ``trains_on = "history"``."""
         ...
 
+    def train_each(self, task: int) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return the same by task, but for tasks that the run passes over."""
+        ...
+
     def contents(self, task: int, *, up_to: bool = False) -> NDArray[np.uint64]:
         """Return a hash of the content of each input of ``train`` or of ``train_up_to``, (n,)."""
         ...

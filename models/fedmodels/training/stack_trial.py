@@ -208,8 +208,12 @@ class _Noise:
 
     def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
         """Return inputs and labels of all tasks so far."""
-        each = [self.train(earlier) for earlier in range(task + 1)]
+        each = self.train_each(task).values()
         return torch.cat([x for x, _ in each]), torch.cat([y for _, y in each])
+
+    def train_each(self, task: int) -> dict[int, tuple[Tensor, Tensor]]:
+        """Return the same by task."""
+        return {earlier: self.train(earlier) for earlier in range(task + 1)}
 
     def contents(self, task: int, *, up_to: bool = False) -> NDArray[np.uint64]:
         """Nobody asks: clients that hide examples train one by one."""

@@ -52,6 +52,9 @@ class Made:
     def train_up_to(self, task: int) -> tuple[Tensor, Tensor]:
         return self.train(task)
 
+    def train_each(self, task: int) -> dict[int, tuple[Tensor, Tensor]]:
+        return {task: self.train(task)}
+
     def limits(self) -> tuple[Tensor, Tensor]:
         return torch.full((1,), -3.0), torch.full((1,), 8.0)
 

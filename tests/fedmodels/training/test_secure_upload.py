@@ -25,7 +25,8 @@ WHY = {
     "fedmlp": "needs every upload by itself", "fedpac": "needs every upload by itself",
     "pfedgraph": "needs every upload by itself", "pfedgraph-replay": "needs every upload by itself",
     "pfedgrp": "needs every upload by itself: each client's model is mixed",
-    "ifca": "needs every upload by itself",
+    "ifca": "needs every upload by itself", "feddrift": "needs every upload by itself",
+    "feddrift-eager": "needs every upload by itself",
     "local": "uploads neither weights nor prototypes",
 }  # fmt: skip
 NETS = {"fedali", "fedbn"}

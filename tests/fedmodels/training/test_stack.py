@@ -28,7 +28,7 @@ from tests.conftest import OneTask, context_of, method_of, payload_of, tiny_expe
 from tests.fedmodels.methods.test_conformance import experiment_for
 
 TOGETHER = [
-    "centralized", "fedavg", "fedbabu", "feddyn", "fedic", "fedntd", "fedper", "fedprox",
+    "centralized", "fedala", "fedavg", "fedbabu", "feddyn", "fedic", "fedntd", "fedper", "fedprox",
     "fedproto", "fedrep", "gldp", "ifca", "lg-fedavg", "local", "moon", "pfedgraph", "scaffold",
 ]  # fmt: skip
 SIZES = (21, 16, 9, 21, 0)

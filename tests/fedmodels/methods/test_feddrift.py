@@ -1,0 +1,245 @@
+"""FedDrift and FedDrift-Eager: the test for a drift, new models, and which models merge."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fedmodels.errors import PayloadError
+from fedmodels.methods import make
+from fedmodels.methods.feddrift import clusters
+from fedmodels.nets.split import weights_of
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.declared_counts import DeclaredCounts
+from fedmodels.training.contexts import Position, ServerContext, ServerState
+from fedmodels.training.hooks import as_uploads, reduce
+from fedmodels.training.loop import train_locally
+from fedmodels.training.run import RunFacts
+from tests.conftest import (
+    OneTask,
+    context_of,
+    linear_context,
+    method_of,
+    payload_of,
+    tiny_experiment,
+)
+
+HEAD = "head/weight"
+RAY = torch.tensor([[1.0], [-1.0]])
+"""Of a model a, whose matrix is a times this, the first class is right of x where a x > 0."""
+ONE_STEP = {"local_epochs": 1, "batch_size": 100, "lr": 1.0}
+
+
+def drifting(name="feddrift", **fields):
+    method = {"name": name, "models": 3, **fields}
+    return tiny_experiment(method=method, training=ONE_STEP)
+
+
+def server_of(models, tables, *, used=(0, 0, 0), born=(-1, -1, -1), step=0):
+    """Return the state with models a by number, and the models of each client's tasks."""
+    nets = {f"model{m}/{HEAD}": a * RAY for m, a in models.items()}
+    own = {"used": used, "born": born, "step": (step,)}
+    clients = {c: Bundle({"models": torch.tensor(row)}) for c, row in tables.items()}
+    return ServerState(Bundle(nets), Bundle({k: torch.tensor(v) for k, v in own.items()}), clients)
+
+
+def server_at(experiment, task, cohort=(0, 1, 2)):
+    run = RunFacts(experiment, Problem((1,), 2))
+    run.__dict__["forms"] = {HEAD: torch.zeros(2, 1)}
+    return ServerContext(run, Position(9, 9, task), cohort)
+
+
+class Tasks(OneTask):
+    """A stream of tasks: by number the inputs, each of one feature, and the classes."""
+
+    def __init__(self, *tasks):
+        self.tasks = [(torch.tensor(x).float()[:, None], torch.tensor(y).long()) for x, y in tasks]
+
+    def train(self, task):
+        return self.tasks[task]
+
+    def train_each(self, task):
+        return dict(enumerate(self.tasks[: task + 1]))
+
+
+def trained(experiment, state, client, *tasks, accuracy=1.0):
+    """Return what a client sends for its last task, and keeps; it was so accurate before."""
+    task, method = len(tasks) - 1, method_of(experiment)
+    common, tables = method.broadcast(server_at(experiment, task), state)
+    payload = Bundle({**common.weights, **tables.get(client, Bundle()).weights})
+    ctx = replace(linear_context(experiment, [[1.0]], [0], client), at=Position(9, 9, task))
+    ctx.stream = Tasks(*tasks)
+    kept = Bundle(scalars={"task": task - 1.0, "accuracy": accuracy, "before": -1.0})
+    return train_locally(method, ctx, payload, kept)
+
+
+def reduced(experiment, state, task, uploads):
+    method = method_of(experiment)
+    return reduce(method, server_at(experiment, task), state, as_uploads(method, uploads))
+
+
+def slopes(state):
+    """Return a by model."""
+    return {k.split("/")[0]: t[0].item() for k, t in state.common.weights.items()}
+
+
+def rows(state):
+    return {c: held.weights["models"].tolist() for c, held in state.clients.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "tables"),
+    [
+        ("feddrift-eager", {"model1": -0.4224123}, {0: [0, 1], 1: [0, 0], 2: [0, 1]}),
+        ("feddrift", {"model1": 0.119203, "model2": -0.9640276}, {0: [0, 1], 1: [0, 0], 2: [0, 2]}),
+    ],
+)
+def test_drifts_by_hand(name, new, tables):
+    """All models are a multiple a of (1, -1), lr is 1, delta .1, and model 0 has a = 1.
+
+    Client 0 had x = 1 of class 0, and has it of class 1 now: its accuracy falls from 1 to 0. Its
+    new model starts from a = 1 and ends with a = 1 - s(2) = .1192030; on its first task it trains
+    model 0, which ends with 1 + 1 - s(2) = 1.1192029. Client 2 had the same, and has x = 2 of
+    class 1: its new model ends with 1 - 2 s(4) = -.9640276. Client 1 stays with model 0; its two
+    tasks are alike, so its step is client 0's first one. Model 0's mean is 1.1192029, whatever
+    counts; the new models' mean is (.1192030 - .9640276) / 2 = -.4224123 where there is one.
+    """
+    experiment = drifting(name)
+    state = server_of({0: 1.0}, {c: [0] for c in range(3)})
+    first = ([1.0], [0])
+    second = {0: ([1.0], [1]), 1: ([1.0], [0]), 2: ([2.0], [1])}
+    results = {c: trained(experiment, state, c, first, own) for c, own in second.items()}
+    assert [r.upload.scalars["drifted"] for r in results.values()] == [1, 0, 1]
+    assert [r.state.scalars["accuracy"] for r in results.values()] == [0, 1, 0]
+    assert [r.upload.weights["examples"].tolist() for r in results.values()] == [
+        [1, 0, 0, 1], [2, 0, 0, 0], [1, 0, 0, 1]
+    ]  # fmt: skip
+    after, metrics = reduced(experiment, state, 1, {c: r.upload for c, r in results.items()})
+    assert slopes(after) == pytest.approx({"model0": 1.1192029, **new}, abs=1e-6)
+    assert rows(after) == tables
+    assert metrics["clients_drifted"] == pytest.approx(2 / 3)
+    assert metrics["models_kept"] == 1 + len(new)
+    common, _ = method_of(experiment).broadcast(server_at(experiment, 1), after)
+    assert common.weights["open"].tolist() == [1, 0, 0]  # new models are apart in their step
+    common, _ = method_of(experiment).broadcast(server_at(experiment, 2), after)
+    assert common.weights["open"].tolist() == [1, 1, int(name == "feddrift")]
+
+
+def test_models_that_fit_alike_merge_by_hand():
+    """Models a = 1, -1 and -3; x = 1 is of class 0 in task 0 and of class 1 in tasks 1 and 2.
+
+    Models 1 and 2 are right on each other's data, and neither is right on model 0's. On task 2,
+    both clients take model 1. Both clients train model 1 on x = 1 of class 1: a = -1 - s(-2) =
+    -1.1192029, and client 1 trains model 2: a = -3 - s(-6) = -3.0024726. Of the tasks, model 1 has
+    three and model 2 one: merged, a = (3 * -1.1192029 - 3.0024726) / 4 = -1.5900203. Model 0 is
+    nobody's at present, and nobody trains it.
+    """
+    experiment = drifting()
+    state = server_of({0: 1.0, 1: -1.0, 2: -3.0}, {0: [0, 1], 1: [0, 2]}, used=(1, 1, 1), step=1)
+    tasks = ([1.0], [0]), ([1.0], [1]), ([1.0], [1])
+    results = {c: trained(experiment, state, c, *tasks) for c in (0, 1)}
+    assert results[0].upload.weights["correct"].tolist() == [[1, 0, 0], [0, 2, 0], [0, 2, 0]]
+    assert results[1].upload.weights["correct"].tolist() == [[1, 0, 0], [0, 1, 1], [0, 1, 1]]
+    uploads = {c: r.upload for c, r in results.items()}
+    after, metrics = reduced(experiment, state, 2, uploads)
+    expected = {"model0": 1.0, "model1": -1.5900203}
+    assert slopes(after) == pytest.approx(expected, abs=1e-6)
+    assert rows(after) == {0: [0, 1, 1], 1: [0, 1, 1]}
+    assert (metrics["models_merged"], metrics["models_kept"]) == (1, 2)
+    state.own.weights["step"][0] = 2  # in a later round of the step nothing merges
+    assert len(slopes(reduced(experiment, state, 2, uploads)[0])) == 3
+    assert len(slopes(reduced(drifting("feddrift-eager"), state, 2, uploads)[0])) == 3
+
+
+def test_groups_are_those_of_complete_linkage():
+    """Distances .05 (0, 1), .08 (1, 2) and .2 (0, 2): single linkage would merge all three."""
+    accuracy = np.array([[0.9, 0.85, 0.7], [0.9, 0.9, 0.82], [0.9, 0.9, 0.9]])
+    assert clusters(accuracy, 0.1) == [[0, 1], [2]]
+    assert clusters(accuracy, 0.21) == [[0, 1, 2]]
+    assert clusters(accuracy, 0.04) == [[0], [1], [2]]
+    assert clusters(accuracy[:1, :1], 0.1) == []
+
+
+def test_the_longest_unused_model_makes_room():
+    """Nobody is with models 1 and 2 now, and 2 goes: its tasks are nobody's then."""
+    experiment, never = drifting(), (-1, -1, -1)
+    tables = {0: [0], 1: [2, 1, 0]}
+    state = server_of({0: 1.0, 1: 3.0, 2: 3.0}, tables, used=(5, 4, 3), born=never)
+    result = trained(experiment, state, 0, ([1.0], [0]), ([1.0], [1]))
+    after, _ = reduced(experiment, state, 1, {0: result.upload})
+    assert slopes(after)["model2"] == pytest.approx(0.119203, abs=1e-6)
+    assert rows(after) == {0: [0, 2], 1: [-1, 1, 0]}
+
+
+def test_without_room_a_client_stays_with_what_fits_best():
+    experiment = drifting(models=1)
+    state = server_of({0: 1.0}, {0: [0], 1: [0]}, used=(0,), born=(-1,))
+    results = {
+        0: trained(experiment, state, 0, ([1.0], [0]), ([1.0], [1])),
+        1: trained(experiment, state, 1, ([1.0], [0]), ([1.0], [0])),
+    }
+    after, _ = reduced(experiment, state, 1, {c: r.upload for c, r in results.items()})
+    assert rows(after) == {0: [0, 0], 1: [0, 0]}
+    assert slopes(after) == pytest.approx({"model0": 1.1192029}, abs=1e-6)
+
+
+def test_before_the_first_task_nothing_drifts_and_it_is_fedavg(digits):
+    found = []
+    for name in ("feddrift", "fedavg"):
+        experiment = tiny_experiment(method=name)
+        ctx = context_of(experiment, digits)
+        result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
+        found.append((result.upload, result.loss))
+    (mine, loss), (theirs, expected) = found
+    assert loss == expected
+    assert mine.scalars == {
+        "num_examples": theirs.scalars["num_examples"],
+        "model": 0,
+        "drifted": 0,
+    }
+    assert all(torch.equal(mine.weights[f"model0/{k}"], t) for k, t in theirs.weights.items())
+
+
+def test_a_new_task_is_answered_with_the_model_that_a_client_had():
+    experiment = drifting()
+    state = server_of({0: 1.0, 1: -1.0}, {0: [1]})
+    method = method_of(experiment)
+    common, tables = method.broadcast(server_at(experiment, 1), state)
+    payload = Bundle({**common.weights, **tables[0].weights})
+    ctx = replace(linear_context(experiment, [[1.0]], [0]), at=Position(9, 9, 1))
+    ctx.stream = Tasks(([1.0], [1]), ([1.0], [0]))
+
+    def loaded(view, state):
+        here = replace(ctx, view=view, made={})
+        method.load(here, payload, state)
+        return weights_of(here.net)[HEAD][0].item()
+
+    kept = Bundle(scalars={"task": 0.0, "accuracy": 1.0, "before": -1.0})
+    assert loaded("after_downlink", kept) == -1.0
+    assert loaded("", kept) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("weights", "scalars", "line"),
+    [
+        ({}, {"model": 2.0}, "names model 2, and there are"),
+        ({}, {"drifted": 0.5}, "names model 0"),
+        ({"examples": torch.tensor([9, 0, 0, 0])}, {}, "the sum of tensor 'weights/examples' is 9"),
+        ({"examples": torch.tensor([2, -1, 0, 0])}, {}, "a number below 0"),
+        ({f"new/{HEAD}": RAY}, {}, "'new', which the client has no data for"),
+        ({f"model1/{HEAD}": RAY}, {}, "'model1', which the client has no data for"),
+        ({"correct": torch.full((3, 3), 3)}, {}, "counts more than"),
+    ],
+)
+def test_lies_are_refused(weights, scalars, line):
+    experiment = drifting()
+    state = server_of({0: 1.0}, {})
+    told = {"num_examples": 2.0, "model": 0.0, "drifted": 0.0, **scalars}
+    sent = {f"model0/{HEAD}": RAY, "examples": torch.tensor([2, 0, 0, 0]), **weights}
+    counts = DeclaredCounts(0, *(torch.tensor([2, 0]) for _ in range(3)))
+    check = make("feddrift", models=3).check_upload
+    with pytest.raises(PayloadError, match=line):
+        check(server_at(experiment, 0), state, Bundle(sent, scalars=told), counts)
