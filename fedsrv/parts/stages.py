@@ -439,6 +439,7 @@ class Stages(Timetable):
             if interaction < len(plan.steps):
                 return plan
             if growth:
+                told = False  # watchers heard that the run goes on
                 continue
             self._score()
             if news.closes or self._ends(waited):

@@ -48,7 +48,9 @@ class Processes:
         self.place, self.pool, self.address = place, pool, "127.0.0.1:0"
         self.schedule = {**SCHEDULE, "begin_with": begin_with}
         self.sites: dict[int, tuple[Host, Future[None]]] = {}
-        self.rests, self.problems = threading.Semaphore(0), list[str]()
+        self.rests, self.again = threading.Semaphore(0), threading.Semaphore(0)
+        """Rests after a round or a start, and those that came without one."""
+        self.problems, self._has_moved = list[str](), True
         self.stop, self.end = threading.Event(), Future[dict[str, Any]]()
 
     def serve(self) -> None:
@@ -56,6 +58,7 @@ class Processes:
             method="fedper", net={"name": "mlp", "hidden": [4]}, schedule=self.schedule
         ).model_copy(update={"scenario": None, "data": None})
         ready, self.stop = Future[tuple[str, EventLog]](), threading.Event()
+        self._has_moved = True
         self.end = self.pool.submit(
             serve, experiment, self.place / "run", Listen(self.address), stop=self.stop,
             resume=(self.place / "run").exists(),
@@ -70,7 +73,10 @@ class Processes:
 
     def _take(self, event: Event) -> None:
         if event.kind == "resting" and "has learned all" in str(event.detail):
-            self.rests.release()
+            (self.rests if self._has_moved else self.again).release()
+            self._has_moved = False
+        if event.kind == "commit":
+            self._has_moved = True
         if event.kind == "failed":
             self.problems.append(str(event))
 
@@ -174,7 +180,10 @@ def test_everything_starts_again_after_each_kind_of_growth(
     run.join(2)
     run.wait_rest()
     restarts()
+    while run.again.acquire(blocking=False):
+        pass
     steer(run.address, retire=["2"])
+    assert run.again.acquire(timeout=60), "whoever heard that it goes on hears that it rests"
     run.learn(0, "a")
     del run.sites[2]
     restarts()
