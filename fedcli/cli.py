@@ -260,7 +260,7 @@ def join(
         return
     from fedcli.joining import host_of
     from fedcli.runtime.shown import Shown
-    from fedmodels.config.privacy import DETAILS
+    from fedmodels.config.bounds import DETAILS
 
     show, how = None, next((how for how in DETAILS if how == announce), None)
     if how is None:

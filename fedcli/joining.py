@@ -14,8 +14,8 @@ from fedcli.data.store.own_files import cut_before, is_cut
 from fedcli.runtime.client_part import Brought
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
+from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.places import check_address
-from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.machine import tells_traces
 from fedmodels.printable import printable

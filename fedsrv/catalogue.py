@@ -19,7 +19,7 @@ from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods import file_of, method_class, names, variants_of
-from fedmodels.numerics.metric_names import (
+from fedmodels.numerics.metric_tables import (
     ENDINGS,
     EVERYONE,
     FIGURES,

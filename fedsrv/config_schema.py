@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
-from fedmodels.config import experiment as tables
-from fedmodels.config import scenario as scenarios
-from fedmodels.config.data import Columns, Data
-from fedmodels.config.training import LrSchedule
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.sent import tables_in
 from fedmodels.methods import method_class, variants_of
 from fedmodels.methods import names as method_names
 from fedmodels.methods.variants import Choices, Variants
@@ -22,29 +19,30 @@ from fedsrv.catalogue import meanings_of
 from fedsrv.net_catalogue import options_of
 
 Form = dict[str, Any]
-KINDS = get_args(get_args(scenarios.Scenario)[0])
 DRAFT = "http://json-schema.org/draft-07/schema#"
 
 
 def config_schema() -> Form:
     """Return the schema of a whole config, with the keys of every method and net."""
-    whole = tables.Experiment.model_json_schema()
+    whole = Experiment.model_json_schema()
     definitions = whole["$defs"]
-    for table in (Data, Columns, LrSchedule, *_tables_of(tables), *KINDS):
+    for table in {*_tables_below(Experiment)}:
         if table.__name__ in definitions:
             _explain(definitions[table.__name__], table)
     by_name = {
         "MethodTable": {name: _of_method(name) for name in method_names()},
         "NetTable": {name: _of_net(name) for name in net_names()},
     }
-    for table, forms in by_name.items():
-        definitions[table]["anyOf"] = _of_each(definitions[table]["properties"], forms)
+    for name, forms in by_name.items():
+        definitions[name]["anyOf"] = _of_each(definitions[name]["properties"], forms)
     return {"$schema": DRAFT, **whole}
 
 
-def _tables_of(module: Any) -> list[type[BaseModel]]:
-    members = vars(module).values()
-    return [each for each in members if inspect.isclass(each) and issubclass(each, BaseModel)]
+def _tables_below(table: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    for field in table.model_fields.values():
+        for inner in tables_in(field.annotation):
+            yield inner
+            yield from _tables_below(inner)
 
 
 def _explain(form: Form, table: type[BaseModel]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedmodels.log_lines import json_text
+from fedmodels.printable import json_text
 
 HAS_FAILED = "the run has failed: "
 """How the line begins that clients are told of a failed run, and end with."""

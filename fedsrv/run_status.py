@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import RunFailed
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_tables import metric
 from fedmodels.printable import moment_text, printable, text_of
 from fedsrv.events import Event
 from fedsrv.state.record import of_parts

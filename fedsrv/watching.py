@@ -17,7 +17,7 @@ from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedmodels.run_classes import ClassChange
 from fedpb import SERVICE
-from fedpb.channels import in_words
+from fedpb.unreachable import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
 from fedsrv.identity.tls import caller_channel, silence_of

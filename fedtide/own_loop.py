@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
 from fedcli.runtime.worker import Result, Task
-from fedmodels.config.privacy import DETAILS, CountDetail
+from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.files import require_utf8
 from fedmodels.methods.fedavg import FedAvg

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.combinations import NEEDED, PARTS, REFUSED
+from fedmodels.config.combinations import NEEDED, PARTS, refused_by
 
 Tables = Mapping[str, Any]
+REFUSED = refused_by(PARTS)
 NOISE = {
     "level": "client", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5,
     "allow": ["announced", "examples", "loss", "scores"],

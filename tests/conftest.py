@@ -26,7 +26,7 @@ from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Problem, state_digest
 from fedmodels.training.contexts import START, ClientContext
 from fedmodels.training.run import RunFacts
-from fedpb.channels import EXCEPTIONS, PROXIES
+from fedpb.unreachable import EXCEPTIONS, PROXIES
 from fedtide.testing.trial import (
     TABLES,
     context_of,

@@ -78,7 +78,7 @@ ROOMS = {
     ),
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "channels",
-        "tables", "zstd", "frames", "headers", "codec", "orders",
+        "unreachable", "tables", "zstd", "frames", "headers", "codec", "orders",
         "identities", "signatures", "secure_terms", "peer_certificates",
     ),
     "fedsrv": (

@@ -13,7 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from fedmodels.config.combinations import NEEDED, PARTS, REFUSED, RESTS, Refusal  # noqa: E402
+from fedmodels.config.bounds import Refusal  # noqa: E402
+from fedmodels.config.combinations import NEEDED, PARTS, RESTS, refused_by  # noqa: E402
 from fedmodels.errors import ConfigError  # noqa: E402
 from fedmodels.methods import make, names  # noqa: E402
 from fedmodels.parts.class_growth import check_grows  # noqa: E402
@@ -44,6 +45,7 @@ is off is refused as well.
 Two parts that are values of one key, such as the two kinds of `[schedule] sampling`, exclude each
 other by themselves.
 """
+REFUSED = refused_by(PARTS)
 Ask = Callable[[Method, RunFacts], object]
 
 

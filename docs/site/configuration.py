@@ -18,12 +18,13 @@ from fedmodels.config import (
     privacy,
     schedule,
     server,
-    tracking,
+    timeline,
     training,
 )
 from fedmodels.config import scenario as scenarios
 from fedmodels.config.bounds import MAX_COUNT
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.sent import kinds_of, tables_in
 from fedmodels.methods import names, variants_of
 from fedmodels.nets import net_names
@@ -62,7 +63,7 @@ TABLES = {
     "privacy": privacy.Privacy,
     "privacy.secure_sum": privacy.SecureSum,
     "deploy": deploy.Deploy,
-    "tracking": tracking.Tracking,
+    "tracking": experiment.Tracking,
 }
 KINDS = tables_in(scenarios.Scenario)
 
@@ -88,9 +89,9 @@ def page() -> str:
             )
     parts.append("## `[scenario]`\n\n`kind` chooses the scenario. Keys of every kind:\n")
     parts.append(_table(scenarios.ScenarioTable))
-    for timeline in (scenarios.Domains, scenarios.Concepts):
-        parts += [f"### `[scenario.{timeline.table}]`\n", f"{inspect.getdoc(timeline)}\n"]
-        parts.append(_table(timeline))
+    for line in (timeline.Domains, timeline.Concepts):
+        parts += [f"### `[scenario.{line.table}]`\n", f"{inspect.getdoc(line)}\n"]
+        parts.append(_table(line))
     for kind in KINDS:
         name = (*kinds_of(kind), "file.py:function")[0]
         shown = _table(kind, without={"kind", *scenarios.ScenarioTable.model_fields})

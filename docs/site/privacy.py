@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from fedcli.runtime.worker import Result  # noqa: E402
 from fedmodels.errors import ConfigError  # noqa: E402
-from fedmodels.numerics.metric_names import is_known, metric  # noqa: E402
+from fedmodels.numerics.metric_tables import is_known, metric  # noqa: E402
 from fedmodels.tensors.bundle import Problem  # noqa: E402
 from fedmodels.training.asked import check_announcement  # noqa: E402
 from fedmodels.training.run import RunFacts  # noqa: E402

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from fedmodels.errors import DataError, reason_of
-from fedmodels.files import lies_below
+from fedmodels.files import check_inside
 from fedmodels.printable import printable
 
 FOREIGN = {
@@ -97,12 +97,6 @@ def note_left_out(
         known = dict.fromkeys(convertible[end] for end in kinds if end in convertible)
         log.warning("note: %s: %s left out: %s%s%s", shown(root), left, ", ".join(names), more,
                     "".join(f"; {advice}" for advice in known))  # fmt: skip
-
-
-def check_inside(path: Path, root: Path) -> None:
-    """Raise DataError unless a file lies below a directory, links followed."""
-    if not lies_below(path, root):
-        raise DataError(f"{path} is a link out of {root}: put the file itself there")
 
 
 def _all_of(place: Path, root: Path) -> list[Path]:

@@ -91,7 +91,8 @@ class OpenRuns(ClientPart):
     def _keeps(self, task: int) -> bool:
         """Store the validation part of a task unless it is there; tell whether that went well."""
         try:
-            self.client.stream.store_validation(task)
+            if (kept := self.client.stream.kept) is not None:
+                kept.store(self.client.data, task)
         except (DataError, OSError) as error:
             log.warning(
                 "client %s: the validation part of task %d cannot be stored (%s): keep its "

@@ -24,10 +24,11 @@ from cryptography.x509.oid import NameOID
 from fedmodels.errors import ConfigError, LinkError, reason_of
 from fedmodels.files import write_new
 from fedmodels.printable import printable
-from fedpb.channels import channel_options, clearest, distrust, why_unreachable
+from fedpb.channels import channel_options
 from fedpb.identities import without
 from fedpb.invitation import ENROLMENT_SERVICE, Invitation
 from fedpb.pem import identities_of
+from fedpb.unreachable import clearest, distrust, why_unreachable
 from fedpb.v1 import enrolment_pb2 as rpc
 
 MAX_LETTERS = 1 << 14

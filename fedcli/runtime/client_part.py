@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.data.store.stream import TaskStream, Validation
+from fedcli.data.store.stream import TaskStream
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.state import StateDirectory
-from fedmodels.config.combinations import halves_of
+from fedmodels.config.combinations import halves_of, part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
@@ -73,12 +73,15 @@ class Client:
             self.method, self.experiment, self.data.problem,
             self.classes or self.data.file.classes, self.device,
         )  # fmt: skip
+        data, validation = self.experiment.data, None
+        if data is not None and data.validation_share is not None:
+            validation = part_at("fedcli.data.store.validation:Validation").of(data)
         self.stream = TaskStream(
             self.data,
             self.device,
             keep_history=self.method.trains_on == "history",
             accumulates=self.experiment.accumulates,
-            validation=Validation.of(self.experiment.data),
+            validation=validation,
         )
         self.parts: list[ClientPart] = [
             kind(self) for kind in halves_of(self.experiment, "client") if kind.is_for(self)

@@ -18,7 +18,7 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.reporting import tell
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
-from fedmodels.config.privacy import CountDetail
+from fedmodels.config.bounds import CountDetail
 from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import FedtideError, LinkError, SetOut
 from fedmodels.files import Stamp

@@ -38,8 +38,8 @@ from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.code_names import refuse_exits
+from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.combinations import halves_of, part_at
-from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import (
     ArchiveError,
     ConfigError,

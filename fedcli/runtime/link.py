@@ -33,7 +33,7 @@ from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL, SERVICE
-from fedpb.channels import channel_options, clearest, distrust, in_words, why_unreachable
+from fedpb.channels import channel_options
 from fedpb.codec import frames_of, merged, messages
 from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
 from fedpb.headers import header_of
@@ -195,6 +195,8 @@ class Link:
         Raises:
             LinkError: the server's certificate is not to be trusted, or names another host.
         """
+        from fedpb.unreachable import clearest, distrust, in_words, why_unreachable
+
         if not self._answered:
             details = clearest(details, self.address, self._said_by)
         if why := distrust(details, self.address):

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from fedcli.runtime.client_part import Client, Scored
-from fedmodels.log_lines import event_of
 from fedmodels.numerics.metrics import VALIDATION
+from fedmodels.printable import event_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.scoring import score

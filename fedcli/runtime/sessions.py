@@ -113,8 +113,8 @@ class Sessions:
         if found.token:
             return found
         if self._is_shared or (own.path.parent.is_dir() and SessionFile(self._root).read().token):
-            together = SessionFile(self._root).begin()
-            return Session(together.run_id, derived(together.token, client))
+            common = SessionFile(self._root).begin()
+            return Session(common.run_id, derived(common.token, client))
         return self._begin_alone(own)
 
     def joined(self, client: ClientId, run_id: str) -> None:

@@ -25,7 +25,8 @@ from fedmodels.options import words_of
 from fedmodels.printable import printable
 from fedmodels.processes import run_program
 from fedpb import PROTOCOL, SERVICE
-from fedpb.channels import channel_options, in_words
+from fedpb.channels import channel_options
+from fedpb.unreachable import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:

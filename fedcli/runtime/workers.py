@@ -22,7 +22,6 @@ from fedcli.runtime.setups import SetUps
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.combinations import part_at
-from fedmodels.config.deploy import Deploy
 from fedmodels.config.experiment import Experiment
 from fedmodels.devices import free_on, give_back
 from fedmodels.errors import LinkError
@@ -123,7 +122,7 @@ class Workers:
             experiment = part_at("fedmodels.config.open_changes:changed")(experiment, found)
         if not self._deploys or experiment.deploy is not None:
             return experiment
-        return experiment.model_copy(update={"deploy": Deploy()})
+        return experiment.model_copy(update={"deploy": part_at("fedmodels.config.deploy:Deploy")()})
 
     def follow(self, settings: Table) -> None:
         """Go on as an order says that the config has changed since the clients joined.

@@ -31,9 +31,8 @@ from fedcli.serving.live_model import LiveModel, Loaded
 from fedcli.serving.open_inference import BINARY, inferred, metadata, version_of
 from fedmodels.errors import DataError, FedtideError, pip_line
 from fedmodels.http_server import HttpServer, Response
-from fedmodels.log_lines import json_text
 from fedmodels.machine import cores
-from fedmodels.printable import printable
+from fedmodels.printable import json_text, printable
 
 JSON = "application/json; charset=utf-8"
 MAX_BODY = 16 << 20

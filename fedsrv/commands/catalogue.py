@@ -24,7 +24,7 @@ def _nets(begun: str) -> list[str]:
 
 
 def _metrics(begun: str) -> list[str]:
-    from fedmodels.numerics.metric_names import METRICS
+    from fedmodels.numerics.metric_tables import METRICS
 
     return [name for name in METRICS if name.startswith(begun)]
 

@@ -21,7 +21,7 @@ import psutil
 from fedmodels.commands import PREFIXES
 from fedmodels.machine import cores, free_bytes
 from fedmodels.printable import bytes_text, without_passwords
-from fedpb.channels import EXCEPTIONS, PROXIES
+from fedpb.unreachable import EXCEPTIONS, PROXIES
 
 Facts = Mapping[str, str]
 """Lines by what they are about."""

@@ -13,8 +13,9 @@ import typer
 
 from fedmodels.commands import forget_options
 from fedmodels.errors import ConfigError
-from fedmodels.log_lines import LogLevel, event_of, json_text
+from fedmodels.log_lines import LogLevel
 from fedmodels.options import AsJson, Level, Quiet, Sets
+from fedmodels.printable import event_of, json_text
 from fedsrv.commands.options import set_up
 
 if TYPE_CHECKING:

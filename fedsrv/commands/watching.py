@@ -71,7 +71,7 @@ def status(
     crl: Revoked = None,
 ) -> None:
     """Show where a run stands: commits, scores, clients, and what it waits for."""
-    from fedmodels.log_lines import json_text
+    from fedmodels.printable import json_text
     from fedsrv.run_status import RunStatus
 
     is_directory = Path(server).is_dir()
@@ -202,8 +202,7 @@ def classes(
 
     Sites may go on calling a class as they did: the run knows its earlier names.
     """
-    from fedmodels.log_lines import json_text
-    from fedmodels.printable import printable
+    from fedmodels.printable import json_text, printable
     from fedmodels.run_classes import ClassChange
 
     if rename is not None and merge is not None:

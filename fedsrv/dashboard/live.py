@@ -23,9 +23,8 @@ import numpy as np
 from fedmodels.charts import Chart, Spread, svg
 from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.http_server import POLICY, PageServer, Response
-from fedmodels.log_lines import json_text
-from fedmodels.numerics.metric_names import metric
-from fedmodels.printable import Unit, bytes_text, duration, printable, text_of
+from fedmodels.numerics.metric_tables import metric
+from fedmodels.printable import Unit, bytes_text, duration, json_text, printable, text_of
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from fedmodels.class_names import composed
+from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, placeless
-from fedmodels.config.privacy import DETAILS, CountDetail
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.printable import printable
 from fedmodels.run_classes import RunClasses

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
-from fedmodels.numerics.metric_tables import DEFINITIONS
+from fedmodels.numerics.metric_names import DEFINITIONS
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerState
 from fedpb.v1 import coordinator_pb2 as rpc

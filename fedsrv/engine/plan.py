@@ -31,7 +31,6 @@ from fedsrv.engine.client_profile import Profile, accuracy_of_guesses, common_li
 from fedsrv.engine.cohort import Allocate, AllOf, Cohort, Trip, UploadForm
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.schedule import Step, takes_part
-from fedsrv.engine.summary import check_reference
 from fedsrv.state.store import Store
 
 log = logging.getLogger(__name__)
@@ -62,7 +61,6 @@ class Plan:
         check_parts(method, run)
         tasks, aside = fixed_tasks(store, profiles), store.aside()
         steps = _steps(store, profiles, tasks)
-        check_reference(experiment, steps)
         terms = ReportValidator(method, run, profiles, steps)
         return cls(method, run, profiles, tasks, steps, aside, terms)
 

@@ -20,7 +20,7 @@ import torch
 
 from fedmodels.config.combinations import TOLD
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.numerics.metric_tables import UPLOADS
+from fedmodels.numerics.metric_names import OF_UPLOADS
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
@@ -35,10 +35,8 @@ from fedsrv.engine.schedule import Step
 
 GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
-    ["loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"]
-    + [one.name for one in UPLOADS]
-    + [*TOLD]
-)
+    ("loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views")
+).union(OF_UPLOADS, TOLD)
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 REPORTED = frozenset(
     [

@@ -354,7 +354,8 @@ class RoundParts:
         records = [record for record, _ in self.store.ledger.records()]
         names = [profile.dataset for profile in plan.profiles.values()]
         view = local_view(self.method)
-        summary = summarise(records, self.experiment, view, digest, plan.count_macs, names)
+        figures = {name: f for one in self.options for name, f in one.figures().items()}
+        summary = summarise(records, self.experiment, view, digest, plan.count_macs, names, figures)
         for figure, why in summary.get("figures_missing", {}).items():
             self.events.tell("note", line=f"the summary goes without {figure}: {why}")
         missing = {*everyone, *plan.members} - plan.aside.keys() - results.by_client.keys()

@@ -26,6 +26,7 @@ from fedsrv.engine.cohort import AllOf, Answers, Cohort, Trip, too_few
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step
+from fedsrv.engine.summary import Figures
 from fedsrv.events import Ending, EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
@@ -147,7 +148,7 @@ class Running(Protocol):
 
 
 class Exchange:
-    """How the uploads of an interaction come together: who is asked, what stands in for whom.
+    """How the uploads of an interaction are gathered: who is asked, what stands in for whom.
 
     An exchange never reduces, commits or scores.
     """
@@ -332,6 +333,10 @@ class ServerPart:
 
     def explains(self, failed: Exception) -> Exception | None:
         """Return the error that the run ends with in place of this one; it may undo commits."""
+
+    def figures(self) -> Mapping[str, Figures]:
+        """Return what computes metrics of a run that has ended, by a name that a note can say."""
+        return {}
 
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return fields of the summary of a run that has ended."""

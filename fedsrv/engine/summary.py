@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import DataError
-from fedmodels.numerics.metric_tables import CHOSEN, DEFINITIONS, OF_FIGURE, is_written_by_runs
+from fedmodels.numerics.metric_names import CHOSEN, DEFINITIONS, OF_FIGURE, is_written_by_runs
 from fedmodels.numerics.metrics import (
-    average_forgetting_measure,
     best_round,
     chosen,
     forgetting,
 )
 from fedmodels.training.fault import line_of
-from fedsrv.engine.schedule import Step, is_scored
 from fedsrv.state.record import ClientRow, Record
 
 log = logging.getLogger(__name__)
+Figures = Callable[[Sequence[Record]], Mapping[str, float]]
+"""Computes figures of a run from its records."""
+NOTHING: Mapping[str, Figures] = MappingProxyType({})
 
 _OF_CLIENTS = ("personalization", "personalization_std", "generalization", "generalization_std")
 _OF_SERVER = ("global_f1", "a_glo_balanced")
@@ -39,8 +38,9 @@ def summarise(
     state_sha256: str,
     count_macs: Callable[[], int],
     datasets: Sequence[str] = (),
+    of_parts: Mapping[str, Figures] = NOTHING,
 ) -> dict[str, Any]:
-    """Return the content of ``summary.json``.
+    """Return the content of ``summary.json``; ``of_parts`` are figures of parts, by their names.
 
     The run has finished, so no figure of the report may fail it: ``figures_missing`` says which
     ones could not be computed, and why.
@@ -56,8 +56,10 @@ def summarise(
         compute = {"macs_per_example": macs, "training_macs": 3 * macs * epochs * trained}
     with _figure("metrics", missing):
         metrics = run_metrics(records, experiment, local_view)
-    with _figure("afm", missing):
-        metrics |= afm_of(records, experiment)
+    for name, figures_of in of_parts.items():
+        with _figure(name, missing):
+            found = figures_of(records)
+            metrics |= {key: value for key, value in found.items() if np.isfinite(value)}
     return {
         "format": 2,
         "method": experiment.method.name,
@@ -108,7 +110,7 @@ def run_metrics(
 
     ``best_…`` are values of the round that is best by ``evaluate.select_by`` (FedAli). AA is the
     mean of the IAA series (pFedGRP). Forgetting comes from the last scored round of each task.
-    :mod:`fedmodels.numerics.metric_names` says what each metric is.
+    :mod:`fedmodels.numerics.metric_tables` says what each metric is.
     """
     scored = [r["metrics"] for r in records if "a_glo" in r["metrics"] or "a_loc" in r["metrics"]]
     scored = scored or [r["metrics"] for r in records if r["metrics"]]
@@ -117,13 +119,11 @@ def run_metrics(
     if have_own_tasks:
         pass  # no task is one of all clients
     elif experiment.schedule.selects:
-        out |= _a_sel_by_task(records, experiment.evaluate.last_rounds)
+        out |= _a_selby_task(records, experiment.evaluate.last_rounds)
     else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
     if spent := [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]:
         out["epsilon"] = spent[-1]  # epsilon adds up over the run: the last value, no mean
-    out.pop("prequential", None)  # of a round; that of a run is over the whole stream
-    out |= _prequential(records)
     out |= _best_rounds(scored, experiment.evaluate.select_by)
     out |= _chosen_round(records, experiment.chosen_by)
     iaa = [metrics["iaa"] for metrics in scored if "iaa" in metrics]
@@ -134,7 +134,7 @@ def run_metrics(
     views = {"forgetting" if whole else "forgetting_scored": local_view}
     if whole:
         views["forgetting_received"] = "after_downlink"
-        if _is_scored(records, "after_local"):
+        if is_scored_in(records, "after_local"):
             views["forgetting_trained"] = "after_local"
     for name, view in views.items():
         if have_own_tasks:
@@ -143,81 +143,7 @@ def run_metrics(
         lost = accuracy_lost(records, view)
         if len(lost) > 1:
             out[name] = forgetting(lost)
-    out |= _change_figures(records, experiment)
     return {key: value for key, value in out.items() if np.isfinite(value)}
-
-
-def _change_figures(records: Sequence[Record], experiment: Experiment) -> dict[str, float]:
-    """Return what changes of a scenario's domains and concepts cost, and how soon they were told.
-
-    Nothing where they do not change in time, or each round goes through all tasks.
-    """
-    scenario = experiment.scenario
-    if not scenario or not scenario.timelines or experiment.schedule.order == "rounds_outer":
-        return {}
-    from fedmodels.numerics import change
-
-    view = "after_downlink" if _is_scored(records, "after_downlink") else "global"
-    scored: dict[str, list[change.Scored]] = {}
-    last: dict[str, int] = {}
-    own_tasks = experiment.schedule.own_tasks
-    began: dict[str, dict[int, int]] = {}
-    alarms: dict[str, set[int]] = {}
-    for record in records:
-        began.setdefault("", {}).setdefault(record["task"], record["round"])
-        for client, row in record.get("clients", {}).items():
-            if not client.isdecimal():
-                continue
-            present = row.get("task") if own_tasks else _present_task(record, client, view)
-            if present is not None:
-                last[client] = task = max(last.get(client, 0), present)
-                began.setdefault(client, {}).setdefault(task, record["round"])
-                if _has_tasks(row, view):
-                    at = record["round"], task, _by_task(row, view)
-                    scored.setdefault(client, []).append(at)
-        told: Any = record.get("drift", ())
-        for alarm in told:
-            alarms.setdefault(str(alarm["client"]), set()).add(alarm["task"])
-    timelines = {client: scenario.shown(int(client), end + 1) for client, end in last.items()}
-    recovered = [
-        found for client, rows in scored.items()
-        for found in change.recoveries(rows, timelines[client], began[client if own_tasks else ""])
-    ]  # fmt: skip
-    out: dict[str, float] = {}
-    if recovered:
-        out["recovery_rounds"] = float(np.mean([rounds for rounds, _ in recovered]))
-        out["recovered"] = float(np.mean([did for _, did in recovered]))
-    if any("input_drift_p" in row for r in records for row in r.get("clients", {}).values()):
-        each = [change.detections(alarms.get(c, ()), shown) for c, shown in timelines.items()]
-        delays = [delay for found, *_ in each for delay in found]
-        missed = sum(found for _, found, _, _ in each)
-        false, quiet = sum(f for _, _, f, _ in each), sum(q for _, _, _, q in each)
-        out |= {"drift_delay": float(np.mean(delays))} if delays else {}
-        out |= {"drift_missed": missed / (missed + len(delays))} if missed + len(delays) else {}
-        out |= {"drift_false_alarms": false / quiet} if quiet else {}
-    if scenario.domains is not None:
-        by_client = [
-            change.transfer_by_domain(rows, scenario.main_domains(int(client), last[client] + 1))
-            for client, rows in scored.items()
-        ]
-        for name, place in (("forgetting_domains", 0), ("backward_transfer_domains", 1)):
-            means = [
-                float(np.mean([*found[place].values()])) for found in by_client if found[place]
-            ]
-            out |= {name: float(np.mean(means))} if means else {}
-    return out
-
-
-def _present_task(record: Record, client: str, view: str) -> int | None:
-    """Return the task of a client in a record of all clients' task; its last one if it has fewer.
-
-    None where the record does not say it.
-    """
-    if int(client) in record["cohort"]:
-        return record["task"]
-    seen = record["clients"][client].get("views", {}).get(view, {})
-    tasks = seen.get("first_task", 0) + len(seen.get("tasks") or ())
-    return min(record["task"], tasks - 1) if tasks else None
 
 
 def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float]:
@@ -234,10 +160,10 @@ def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float
     return out
 
 
-def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, float]:
+def _a_selby_task(records: Sequence[Record], last_rounds: int) -> dict[str, float]:
     """Return A_sel after each task, at both moments (GLDP, figure 4); nothing of a single task."""
     out: dict[str, float] = {}
-    received = "after_downlink" if _is_scored(records, "after_downlink") else "global"
+    received = "after_downlink" if is_scored_in(records, "after_downlink") else "global"
     for moment, view in (("received", received), ("trained", "after_local")):
         for part, key in (("", "accuracy"), ("_minority", "minority")):
             series: dict[int, list[float]] = {}
@@ -252,16 +178,6 @@ def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, flo
                     for task, means in series.items()
                 }
     return out
-
-
-def _prequential(records: Sequence[Record]) -> dict[str, float]:
-    """Return the mean over clients of the mean score on tasks before they were trained on."""
-    found: dict[str, list[float]] = {}
-    for record in records:
-        for client, row in record.get("clients", {}).items():
-            if "prequential" in row:
-                found.setdefault(client, []).append(row["prequential"])
-    return {"prequential": float(np.mean([*map(np.mean, found.values())]))} if found else {}
 
 
 def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[str, float]:
@@ -304,12 +220,12 @@ def accuracy_lost(records: Sequence[Record], local_view: str) -> np.ndarray[Any,
     compared with another's: where rounds select clients, not all are scored after each task. It is
     everyone's model where no client is scored in the view. An entry without such a client is NaN.
     """
-    view = local_view if _is_scored(records, local_view) else "global"
+    view = local_view if is_scored_in(records, local_view) else "global"
     last: dict[int, dict[str, dict[int, float]]] = {}
     for record in records:
         rows = record.get("clients", {})
-        if any(_has_tasks(row, view) for row in rows.values()):
-            last[record["task"]] = {c: _by_task(row, view) for c, row in rows.items()}
+        if any(has_tasks(row, view) for row in rows.values()):
+            last[record["task"]] = {c: by_task(row, view) for c, row in rows.items()}
     tasks = sorted(last)
     matrix = np.full((len(tasks), len(tasks)), np.nan)
     for i, after in enumerate(tasks):
@@ -332,81 +248,30 @@ def forgetting_of_streams(records: Sequence[Record], local_view: str) -> float:
     """
     from fedmodels.numerics.streams import lost_in_stream  # few runs have such clients
 
-    view = local_view if _is_scored(records, local_view) else "global"
+    view = local_view if is_scored_in(records, local_view) else "global"
     scored: dict[str, list[tuple[int, dict[int, float]]]] = {}
     for record in records:
         for client, row in record.get("clients", {}).items():
-            if "task" in row and _has_tasks(row, view):
-                scored.setdefault(client, []).append((row["task"], _by_task(row, view)))
+            if "task" in row and has_tasks(row, view):
+                scored.setdefault(client, []).append((row["task"], by_task(row, view)))
     lost = [lost_in_stream(each).values() for each in scored.values()]
     found = [float(np.mean([*differences])) for differences in lost if differences]
     return float(np.mean(found)) if found else np.nan
 
 
-def _is_scored(records: Sequence[Record], view: str) -> bool:
+def is_scored_in(records: Sequence[Record], view: str) -> bool:
     """Tell whether any client is scored in a view."""
     rows = (row for record in records for row in record.get("clients", {}).values())
     return any(view in row.get("views", {}) for row in rows)
 
 
-def _has_tasks(row: ClientRow, view: str) -> bool:
+def has_tasks(row: ClientRow, view: str) -> bool:
+    """Tell whether a client is scored on single tasks in a view."""
     return bool(row.get("views", {}).get(view, {}).get("tasks"))
 
 
-def _by_task(row: ClientRow, view: str) -> dict[int, float]:
+def by_task(row: ClientRow, view: str) -> dict[int, float]:
     """Return a client's accuracy on each task that it is scored on in a view."""
     scored = row.get("views", {}).get(view, {})
     tasks = enumerate(scored.get("tasks") or (), scored.get("first_task", 0))
     return {task: accuracy for task, accuracy in tasks if accuracy is not None}
-
-
-def afm_of(records: Sequence[Record], experiment: Experiment) -> dict[str, float]:
-    """Return AFM against the reference run, where there is one and this run has a series of IAA.
-
-    Raises:
-        DataError: the reference scored other rounds, or has gone.
-    """
-    run, named = _iaa_by_interaction(records), experiment.evaluate.reference
-    if not named or not run:
-        return {}
-    other = iaa_series(Path(named))
-    _check_same_rounds(run, other, Path(named))
-    return {"afm": average_forgetting_measure(list(run.values()), list(other.values()))}
-
-
-def check_reference(experiment: Experiment, steps: Sequence[Step]) -> None:
-    """Check that the reference scored the rounds that this run will score; or raise DataError."""
-    if not experiment.evaluate.reference:
-        return
-    reference = Path(experiment.evaluate.reference)
-    every = experiment.evaluate.every  # a round has its IAA after its last task
-    due = [s.interaction for s in steps if s.ends_round and is_scored(steps, s, every)]
-    _check_same_rounds(due, iaa_series(reference), reference)
-
-
-def _check_same_rounds(run: Collection[int], other: Mapping[int, float], reference: Path) -> None:
-    if set(run) != other.keys():
-        raise DataError(
-            f"evaluate.reference: {reference} scored {len(other)} rounds, this run {len(run)}, and "
-            "not after the same interactions; give both the same rounds and evaluate.every"
-        )
-
-
-def _iaa_by_interaction(records: Iterable[Mapping[str, Any]]) -> dict[int, float]:
-    scored = (record for record in records if "iaa" in record["metrics"])
-    return {record["interaction"]: record["metrics"]["iaa"] for record in scored}
-
-
-def iaa_series(run: Path) -> dict[int, float]:
-    """Return the IAA of a reference run by interaction; DataError if it has none."""
-    try:
-        lines = (run / "rounds.jsonl").read_text("utf-8").splitlines()
-    except OSError as error:
-        raise DataError(
-            f"evaluate.reference: {run} is no run directory ({error.strerror}); run the "
-            "Centralized reference first"
-        ) from None
-    series = _iaa_by_interaction(map(json.loads, lines))
-    if not series:
-        raise DataError(f"evaluate.reference: the run {run} has no IAA series")
-    return series

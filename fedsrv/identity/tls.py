@@ -12,8 +12,9 @@ import grpc
 
 from fedmodels.errors import ConfigError
 from fedmodels.printable import printable
-from fedpb.channels import channel_options, clearest, distrust, meaning_of_failure, why_unreachable
+from fedpb.channels import channel_options
 from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
+from fedpb.unreachable import clearest, distrust, meaning_of_failure, why_unreachable
 
 log = logging.getLogger(__name__)
 

@@ -475,10 +475,6 @@ def check_start(experiment: Experiment, data: Path | None, held: Path, device: s
     check_given_data(experiment, data)
     asked = experiment.data is not None and experiment.data.server_examples is not None
     check_given(experiment, (data is None and asked) or held.is_dir())
-    if experiment.evaluate.reference:  # fail before the run, not after it
-        from fedsrv.engine.summary import iaa_series
-
-        iaa_series(Path(experiment.evaluate.reference))
 
 
 def check_resumed(experiment: Experiment, config: Path) -> None:

@@ -21,7 +21,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from fedmodels.processes import Box, Child, ProcessLine, started
-from fedpb.channels import EXCEPTIONS
+from fedpb.unreachable import EXCEPTIONS
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmodels.config.combinations import halves_of, part_at
 from fedmodels.config.experiment import Experiment
-from fedmodels.parts.server_data import trains_at_server
+from fedmodels.methods import trains_at_server
 from fedmodels.training.contexts import ServerData
 from fedmodels.training.optimizer import check_training
 from fedsrv.engine.admission import Admission

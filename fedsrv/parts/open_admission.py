@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedmodels.class_names import spelt
+from fedmodels.class_names import alike
 from fedmodels.config.experiment import Experiment
 from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import ConfigError, PayloadError
@@ -260,3 +260,36 @@ def marked(text: str, marks: Mapping[int, str]) -> str:
     for task, why in marks.items():
         found["tasks"][task] |= {"set_aside": True, "why": why}
     return json.dumps(found)
+
+
+def spelt(new: Iterable[str], known: Collection[str], own: Collection[str]) -> str:
+    """Return why a new class may be one that is known under another name; empty if none may be.
+
+    Names that differ in case or spaces alone may be one class, unless a client has both. So may a
+    number and a name, where each is unknown to who has the other one: who states no names calls
+    classes by their numbers.
+
+    Args:
+        new: the names that a client brings.
+        known: those that the run has.
+        own: all names of the client.
+    """
+    by_likeness = {alike(name): name for name in known if name not in own}
+    numbers = [name for name in known if name.isdecimal() and name not in own]
+    names = [name for name in known if not name.isdecimal() and name not in own]
+    for name in new:
+        shown = printable(name, MAX_LETTERS)
+        if (other := by_likeness.get(alike(name), name)) != name:
+            like = printable(other, MAX_LETTERS)
+            return (
+                f"has the class {shown!r}, and the run has {like!r}: write it like that in the "
+                "client's data"
+            )
+        if beside := names if name.isdecimal() else numbers:
+            what = "a number without a name" if name.isdecimal() else "a name"
+            like = printable(beside[0], MAX_LETTERS)
+            return (
+                f"has the class {shown!r}, {what}, and the run has {like!r}, which may be the "
+                'same: give the classes names everywhere, with "class_names" in client.json'
+            )
+    return ""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from statistics import fmean
+
+import numpy as np
 
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import Interaction, ServerPart
+from fedsrv.engine.summary import Figures
 from fedsrv.state.record import Record
 
 
@@ -17,3 +21,17 @@ class PrequentialScores(ServerPart):
         rows = record["clients"].values()
         if values := [row["prequential"] for row in rows if "prequential" in row]:
             record["metrics"]["prequential"] = fmean(values)
+
+    def figures(self) -> Mapping[str, Figures]:
+        """Return what computes the score over the whole stream of a run that has ended."""
+        return {"prequential": over_streams}
+
+
+def over_streams(records: Sequence[Record]) -> dict[str, float]:
+    """Return the mean over clients of the mean score on tasks before they were trained on."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for client, row in record["clients"].items():
+            if "prequential" in row:
+                found.setdefault(client, []).append(row["prequential"])
+    return {"prequential": float(np.mean([*map(np.mean, found.values())]))} if found else {}

@@ -24,8 +24,8 @@ from fedmodels.data_description import SCALES, Normaliser, ProblemFile, read_fil
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.files import open_regular
 from fedmodels.methods import method_class
-from fedmodels.parts.server_data import needs_server_data
 from fedmodels.tensors.bundle import Problem
+from fedmodels.training.asked import needs_server_data
 from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.server_part import NOTHING, ServerPart

@@ -12,9 +12,10 @@ from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE
-from fedpb.channels import distrust, in_words, set_out_by, why_unreachable
+from fedpb.channels import set_out_by
 from fedpb.codec import frames_of, messages
 from fedpb.headers import header_of
+from fedpb.unreachable import distrust, in_words, why_unreachable
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.identity.guard import NotYours

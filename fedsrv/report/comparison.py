@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fedmodels.charts import Spread
-from fedmodels.numerics.metric_names import FIGURES, metric, with_population
-from fedmodels.numerics.metric_tables import OF_FIGURE
+from fedmodels.numerics.metric_names import OF_FIGURE
+from fedmodels.numerics.metric_tables import FIGURES, metric, with_population
 from fedmodels.printable import bytes_text, text_of
 from fedsrv.report.frame import (
     CONFIDENCE,

@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from fedmodels.charts import Chart, Spread
-from fedmodels.numerics.metric_names import FIGURES, metric
-from fedmodels.numerics.metric_tables import DRIFT_PARTS
+from fedmodels.numerics.metric_tables import DRIFT_PARTS, FIGURES, metric
 from fedmodels.printable import Unit
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import main_metrics

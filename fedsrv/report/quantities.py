@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedmodels.config.scenario import Scenario, ScenarioTable
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.metric_names import FIGURES, VIEWS, metric
+from fedmodels.numerics.metric_tables import FIGURES, VIEWS, metric
 from fedmodels.numerics.streams import lost_in_stream
 from fedsrv.state.run_record import RunRecord, interaction_of, number, numbers, table
 

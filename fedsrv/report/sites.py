@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedmodels.charts import Spread
-from fedmodels.numerics.metric_names import FIGURES, metric
+from fedmodels.numerics.metric_tables import FIGURES, metric
 from fedmodels.printable import Unit, text_of
 from fedsrv.report import quantities as q
 from fedsrv.report.frame import SeedGroup

@@ -56,7 +56,7 @@ class Record(TypedDict):
     cohort: list[int]
     """The clients whose uploads count, ascending."""
     definitions: NotRequired[int]
-    """What its metrics mean: :data:`fedmodels.numerics.metric_tables.DEFINITIONS`."""
+    """What its metrics mean: :data:`fedmodels.numerics.metric_names.DEFINITIONS`."""
     metrics: dict[str, float]
     """Finite numbers alone: JSON has no others."""
     bytes: Traffic

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ConfigError, suggestion
 from fedmodels.methods import method_class
-from fedmodels.numerics.metric_names import METRICS, is_known
+from fedmodels.numerics.metric_tables import METRICS, is_known
 from fedsrv.report.comparison import SPENT
 from fedsrv.report.frame import RunNumbers
 from fedsrv.state.run_record import read_run

@@ -23,7 +23,7 @@ from typing import Any, cast
 
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.numerics.metric_names import metric, with_population
+from fedmodels.numerics.metric_tables import metric, with_population
 from fedsrv.report.frame import (
     Difference,
     RunNumbers,

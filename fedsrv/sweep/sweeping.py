@@ -20,7 +20,7 @@ from rich.console import Console
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_tables import metric
 from fedsrv.ray_cluster import RAY, address_in
 from fedsrv.report.comparison import headline, least_of
 from fedsrv.report.frame import SeedGroup, group_runs

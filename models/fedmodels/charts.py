@@ -471,7 +471,7 @@ def _share(value: float, low: float, top: float, chart: Chart) -> float:
 def _scale(values: Sequence[float], unit: Unit) -> tuple[float, float]:
     """Return the values of the palest and of the darkest cell.
 
-    They begin at zero, unless all values lie close together: then all would have one colour.
+    They begin at zero, unless all values are nearly the same: then all would have one colour.
     """
     low, high = min(values), max(values)
     if low > high / 2 or high <= 0:

@@ -16,7 +16,7 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, DataError
 from fedmodels.printable import printable
 from fedmodels.shortages import lack_of
 
@@ -75,6 +75,12 @@ def lies_below(path: Path, root: Path) -> bool:
         if ".." not in steps and not any(map(os.path.islink, islice(places, 1, None))):
             return True
     return path.resolve().is_relative_to(root.resolve())
+
+
+def check_inside(path: Path, root: Path) -> None:
+    """Raise DataError unless a file lies below a directory, links followed."""
+    if not lies_below(path, root):
+        raise DataError(f"{path} is a link out of {root}: put the file itself there")
 
 
 def read_regular(path: Path, root: Path | None = None) -> bytes:

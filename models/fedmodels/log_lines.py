@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import json
 import logging
-import math
 import os
 import sys
 from contextlib import suppress
@@ -13,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.printable import without_passwords
+from fedmodels.printable import event_of, json_text, without_passwords
 
 PLAIN = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -66,41 +64,6 @@ class JsonFormatter(logging.Formatter):
         detail = {"level": record.levelname.lower(), "logger": record.name}
         detail["line"] = without_passwords(line)
         return json_text(event_of("log", record.created, detail=detail))
-
-
-def json_text(value: object) -> str:
-    """Return a value as one line of JSON, in which null stands for NaN and infinities.
-
-    JSON has no such numbers, and a loss may be one.
-    """
-    try:
-        return json.dumps(value, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(value))
-
-
-def _finite(value: Any) -> Any:
-    """Return a value without numbers that are not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-def event_of(
-    kind: str,
-    unix_time: float,
-    *,
-    client: object = "",
-    interaction: int = -1,
-    round: int = -1,
-    detail: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Return the fields of one thing that happened, as ``--json`` prints them."""
-    place = {"interaction": interaction, "round": round}
-    facts = {"detail": detail or {}, "unix_time": unix_time}
-    return {"kind": kind, "client": str(client), **place, **facts}
 
 
 class _Outlet(io.FileIO):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -42,18 +42,14 @@ def _values_of(key: str) -> list[str]:
 
 def _keys(table: Any, above: str = "") -> Iterator[str]:
     """Yield the dotted keys of a table and of those below it."""
+    from fedmodels.config.sent import tables_in
+
     for name, field in table.model_fields.items():
-        tables = [one for one in _types_in(field.annotation) if hasattr(one, "model_fields")]
+        tables = tables_in(field.annotation)
         for one in tables:
             yield from _keys(one, f"{above}{name}.")
         if not tables:
             yield above + name
-
-
-def _types_in(annotation: Any) -> Iterator[Any]:
-    inside = get_args(annotation)
-    for one in inside or (annotation,):
-        yield from _types_in(one) if inside else (one,)
 
 
 Config = Annotated[Path, typer.Argument(help="The experiment, a TOML file.")]

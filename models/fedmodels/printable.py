@@ -1,11 +1,13 @@
-"""What is printed: text of others as one bounded line without control characters, and numbers."""
+"""What is printed: text of others as one bounded line, numbers, and objects of JSON."""
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 MAX_CHARACTERS = 1000
 MAX_SHOWN = 100
@@ -99,3 +101,38 @@ def duration(seconds: float) -> str:
         return f"{whole} s"
     minutes, rest = divmod(whole, 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def json_text(value: object) -> str:
+    """Return a value as one line of JSON, in which null stands for NaN and infinities.
+
+    JSON has no such numbers, and a loss may be one.
+    """
+    try:
+        return json.dumps(value, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value))
+
+
+def _finite(value: Any) -> Any:
+    """Return a value without numbers that are not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def event_of(
+    kind: str,
+    unix_time: float,
+    *,
+    client: object = "",
+    interaction: int = -1,
+    round: int = -1,
+    detail: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return the fields of one thing that happened, as ``--json`` prints them."""
+    place = {"interaction": interaction, "round": round}
+    facts = {"detail": detail or {}, "unix_time": unix_time}
+    return {"kind": kind, "client": str(client), **place, **facts}

@@ -1,24 +1,16 @@
-"""The way of a caller to its server: options of the channel, proxies, and why nobody answers."""
+"""The way of a caller to its server: options of the channel, and which address is near."""
 
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import socket
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from fedpb import SET_OUT
 
 KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
 """After so long without a byte a server is asked whether it is there, and has so long to answer."""
-PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""The variables that name gRPC's proxy; the first one that is set counts."""
-EXCEPTIONS = ("no_grpc_proxy", "no_proxy")
-"""The variables that name hosts without proxy; the first one that is set counts."""
 
 
 def channel_options(address: str) -> list[tuple[str, int]]:
@@ -36,72 +28,6 @@ def channel_options(address: str) -> list[tuple[str, int]]:
     ]
 
 
-def targets_of(address: str) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return each address that a host's name stands for, as gRPC names it, and options of its own.
-
-    The options keep the host's name, by which a certificate is checked. A host of one address, and
-    one behind a proxy, has none.
-    """
-    host, _, port = re.sub(r"^dns:(///)?", "", address).rpartition(":")
-    if not port.isdecimal() or _is_socket(address) or proxy_to(address):
-        return []
-    with suppress(OSError, UnicodeError):
-        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-        kinds = {socket.AF_INET: "ipv4:{}:{}", socket.AF_INET6: "ipv6:[{}]:{}"}
-        targets = dict.fromkeys(kinds[of].format(*at[:2]) for of, *_, at in found if of in kinds)
-        named = [("grpc.ssl_target_name_override", host), ("grpc.default_authority", address)]
-        return [(target, named) for target in targets] if len(targets) > 1 else []
-    return []
-
-
-def clearest(details: str, address: str, ask: Callable[[str, Any], str]) -> str:
-    """Return what gRPC says of a failed call, of the address that has most to say.
-
-    Of a host with several addresses, such as ``localhost``, gRPC tells the last failure: that one
-    of them refuses. Another one may have asked for a certificate.
-
-    Args:
-        details: what gRPC says of the host.
-        address: of the server, as the user gave it.
-        ask: returns what gRPC says of one address, given options of its channel.
-    """
-    if "refused" in details.lower() or "unreachable" in details.lower():
-        for target, options in targets_of(address):
-            if (found := ask(target, options)) and "refused" not in found.lower():
-                return found
-    return details
-
-
-def why_unreachable(details: str, address: str, *, over_tls: bool, option: str = "--tls") -> str:
-    """Return why a server cannot be reached: in words, what that may mean, a proxy on the way.
-
-    Args:
-        details: what gRPC says of the failed call, in printable characters.
-        address: of the server, as the user gave it.
-        over_tls: whether the caller has credentials.
-        option: how the options of TLS begin, ``--tls`` or ``--up``.
-    """
-    said = in_words(details)
-    if meaning := meaning_of_failure(details, over_tls, option):
-        said = f"{said} ({meaning})"
-    if proxy := proxy_to(address):
-        said += f"; {proxy} is on the way: name {_host(address)} in no_proxy to do without it"
-    return said
-
-
-_WORDS = {
-    "nothing listens there (connection refused)": ("connection refused",),
-    "its name is not known here": ("dns resolution failed", "domain name not found"),
-    "no way leads there": ("no route to host", "unreachable"),
-    "it does not answer": ("timed out", "timeout", "deadline exceeded", "fd shutdown"),
-    "the connection was ended": (
-        "socket closed", "connection reset", "broken pipe", "goaway", "stream removed", "recvmsg",
-        "connection closed", "rst_stream",
-    ),
-}  # fmt: skip
-"""What is said of a failed call, and which of gRPC's words mean it."""
-
-
 def set_out_by(error: Any) -> int | None:
     """Return the client that a refusal says takes no part any more; None of another error.
 
@@ -113,53 +39,16 @@ def set_out_by(error: Any) -> int | None:
     return None
 
 
-def in_words(details: str) -> str:
-    """Return what gRPC says of a failed call as a user would say it; else without its marks."""
-    last = details.rpartition("last error: ")[2]
-    for meaning, signs in _WORDS.items():
-        if any(sign in last.lower() for sign in signs):
-            return meaning
-    return re.sub(r"^(?:[A-Z_]+: )?(?:ipv[46]:\S+: )?", "", last)
-
-
-def proxy_to(address: str) -> str:
-    """Return the proxy between here and a server, and the variable that names it; empty for none.
-
-    These are gRPC's rules. A password in the variable is left out.
-    """
-    if is_here(address) or _is_socket(address):
-        return ""
-    variable = next((name for name in PROXIES if os.environ.get(name)), "")
-    with suppress(ValueError):  # a port that is none: gRPC passes over such a value
-        proxy = urlsplit(os.environ.get(variable, ""))
-        if proxy.scheme == "http" and proxy.hostname and not _is_exempt(_host(address)):
-            port = f":{proxy.port}" if proxy.port else ""
-            return f"the proxy {proxy.hostname}{port} of {variable}"
-    return ""
-
-
-def _is_exempt(host: str) -> bool:
-    """Tell whether a variable says that a host is reached without proxy."""
-    listed = next((os.environ[name] for name in EXCEPTIONS if os.environ.get(name)), "")
-    for entry in filter(None, (part.strip() for part in listed.split(","))):
-        if host.lower().endswith(entry.lower()):
-            return True
-        with suppress(ValueError):  # one of the two is a name
-            if ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False):
-                return True
-    return False
-
-
 def is_here(address: str) -> bool:
     """Tell whether a gRPC address is on this machine: loopback, or by the machine's own name."""
-    return is_loopback(address) or _host(address).lower() == socket.gethostname().lower()
+    return is_loopback(address) or host_of(address).lower() == socket.gethostname().lower()
 
 
 def is_loopback(address: str) -> bool:
     """Tell whether only this machine can reach a gRPC address; in doubt it is not loopback."""
-    if _is_socket(address):
+    if is_socket(address):
         return True
-    host = _host(address)
+    host = host_of(address)
     if host == "localhost":
         return True
     try:
@@ -170,68 +59,13 @@ def is_loopback(address: str) -> bool:
     return (mapped or ip).is_loopback
 
 
-def _is_socket(address: str) -> bool:
+def is_socket(address: str) -> bool:
+    """Tell whether a gRPC address is a socket of Unix."""
     return re.match(r"unix(-abstract)?:", address) is not None
 
 
-def _host(address: str) -> str:
+def host_of(address: str) -> str:
     """Return the host of a gRPC address, without brackets."""
     target = re.sub(r"^(dns:(///)?|ipv4:|ipv6:)", "", address)
     match = re.fullmatch(r"\[(?P<six>[^\]]+)\](:\d+)?|(?P<host>[^:]*)(:\d+)?", target)
     return (match["six"] or match["host"]) if match else target
-
-
-OTHER_NAME = ("Hostname Verification Check failed", "is not in peer certificate")
-"""What gRPC says of a certificate that does not name the server: 1.85, and 1.80."""
-
-
-def distrust(details: str, address: str) -> str:
-    """Return why the certificate of a server was not accepted; empty if that is not the reason.
-
-    Args:
-        details: what gRPC says of the failed call.
-        address: HOST:PORT of the server, as the user gave it.
-    """
-    if any(words in details for words in OTHER_NAME):
-        host = address.rpartition(":")[0].strip("[]")
-        return (
-            f"TLS: the certificate of the server at {address} does not name {_kind(host)} {host}; "
-            f"give one that it names, or issue it anew with --host {host}"
-        )
-    if "CERTIFICATE_VERIFY_FAILED" in details:
-        return (
-            f"TLS: the certificate of the server at {address} is not signed by the authority that "
-            "--tls-ca names, or has expired"
-        )
-    return ""
-
-
-def meaning_of_failure(details: str, over_tls: bool, option: str) -> str:
-    """Return what a failed connection looks like, where the two sides may differ in TLS.
-
-    Args:
-        details: what gRPC says of the failed call.
-        over_tls: whether the caller has credentials.
-        option: how the caller's options of TLS begin, ``--tls`` or ``--up``.
-    """
-    ended = "Socket closed" in details
-    if not over_tls:
-        return f"a server that wants TLS ends calls like this: give {option}-ca" if ended else ""
-    if "WRONG_VERSION_NUMBER" in details:
-        return f"a server without TLS answers like this: leave out {option}-ca"
-    was_open = "Stream removed" in details  # so the server had accepted the connection
-    if not was_open and (ended or "handshake" in details.lower()):
-        return (
-            "over TLS a server ends calls like this where it wants a certificate, or does not "
-            f"accept the one it got: give {option}-cert and {option}-key beside {option}-ca, "
-            "from an authority that the server knows"
-        )
-    return ""
-
-
-def _kind(host: str) -> str:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return "the host"
-    return "the address"

@@ -94,9 +94,9 @@ def messages(header: bytes, frames: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the messages of a stream: its header, with the first frame where both are small."""
     following = iter(frames)
     first = next(following, b"")
-    together = not first or len(header) + len(first) <= MESSAGE_BYTES
-    yield header + first if together else header
-    if not together:
+    fits = not first or len(header) + len(first) <= MESSAGE_BYTES
+    yield header + first if fits else header
+    if not fits:
         yield first
     yield from following
 

@@ -19,9 +19,9 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make, method_class
-from fedmodels.parts.server_data import needs_server_data
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
+from fedmodels.training.asked import needs_server_data
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stack_trial import check_together

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.partition_writer import Layout
-from fedsrv.engine.summary import run_metrics
+from fedsrv.parts.changes import figures_of_change
 from fedsrv.report.frame import group_runs
 from fedsrv.report.panels import over_rounds, with_moments
 from fedsrv.report.quantities import moments_of_change
@@ -104,7 +104,7 @@ def test_a_client_whose_tasks_end_early_has_no_changes_after_them(tmp_path):
         scored_record(5, 2, [1], {"0": [0.9], "1": [0.8, 0.7, 0.6]}),
     ]
     records[3]["clients"]["1"]["input_drift_p"] = 0.5
-    metrics = run_metrics(records, experiment, "global")
+    metrics = figures_of_change(records, experiment)
     # client 1 alone: recovered in the second round of task 1, and not in the two of task 2
     assert (metrics["recovery_rounds"], metrics["recovered"]) == (2, 0.5)
     assert metrics["forgetting_domains"] == pytest.approx(0.9 - 0.7)
@@ -128,5 +128,5 @@ def test_clients_of_an_open_run_change_at_their_own_tasks(tmp_path):
         2: "round 2: domains change at 1 client",
         3: "round 3: domains change at 1 client",
     }
-    metrics = run_metrics(records, experiment, "global")
+    metrics = figures_of_change(records, experiment)
     assert (metrics["recovery_rounds"], metrics["recovered"]) == (1, 0.5)

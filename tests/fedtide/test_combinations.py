@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedcli.data.store.commands import run_partition
-from fedmodels.config.combinations import NEEDED, PARTS, REFUSED, RESTS, refusals
+from fedmodels.config.combinations import NEEDED, PARTS, RESTS, refusals, refused_by
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.secrecy import Secret
 from fedtide.inprocess import run_in_process
@@ -34,6 +34,7 @@ from tests.runs import Killed, dies, ends_as
 
 ASKED = os.environ.get("FEDTIDE_PARTS")
 SETS = [[name.strip() for name in ASKED.split(",")]] if ASKED else covering()
+REFUSED = refused_by(PARTS)
 
 
 @pytest.fixture(scope="module")

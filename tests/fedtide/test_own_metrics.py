@@ -9,7 +9,7 @@ import pytest
 
 import fedtide
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.metric_tables import is_written_by_runs
+from fedmodels.numerics.metric_names import is_written_by_runs
 from tests.fedtide.test_front_door import TINY
 
 METHOD = """

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedmodels.numerics.metric_names import is_known
+from fedmodels.numerics.metric_tables import is_known
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, script_of
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for

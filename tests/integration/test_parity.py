@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fedmodels.methods import method_class
-from fedmodels.parts.server_data import needs_server_data
+from fedmodels.training.asked import needs_server_data
 from fedsrv.engine import reduction
 from fedtide.testing.trial import digits_in
 from tests.fedmodels.methods.test_conformance import CARRIED, CASES, experiment_for

@@ -15,7 +15,7 @@ from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL
-from fedpb.channels import in_words
+from fedpb.unreachable import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError
-from fedpb.channels import EXCEPTIONS, is_here, proxy_to
+from fedpb.channels import is_here
+from fedpb.unreachable import EXCEPTIONS, proxy_to
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.launch import remote_host
 from fedsrv.launch.remote_host import HostInstructions

@@ -12,7 +12,7 @@ from benchmarks.papers.page import experiments_of as experiments_of_study
 from benchmarks.papers.settings import decided, faults, lines_of, page
 from benchmarks.papers.size import Size, size_of
 from benchmarks.papers.table import PAPERS, ROOT, Table, tables_of
-from fedmodels.numerics.metric_names import is_known
+from fedmodels.numerics.metric_tables import is_known
 from fedsrv.sweep.columns import FIXED
 from fedsrv.sweep.plan import Cell
 

@@ -68,8 +68,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"training/stack|nets/grouped|launch/stacking|parts/(stacking|together)|config/training",
         r"training\.stack|nets\.grouped|launch\.stacking|training\.together|\btogether(: \w|=)",
         """
-        fedmodels/charts.py fedmodels/config/combinations.py fedmodels/config/experiment.py
-        fedmodels/privacy/ledger.py fedsrv/cli.py fedsrv/engine/server_part.py
+        fedmodels/config/combinations.py fedmodels/config/experiment.py fedsrv/cli.py
         fedsrv/launch/launcher.py
         """,
     ),
@@ -119,10 +118,10 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """,
     ),
     "trackers": (
-        r"/tracking/|parts/trackers|config/tracking|commands/track\b",
+        r"/tracking/|parts/trackers|commands/track\b",
         r"fedsrv\.tracking|\.tracking\b|Trackers",
         """
-        fedmodels/config/combinations.py fedmodels/config/experiment.py fedsrv/cli.py
+        fedmodels/config/combinations.py fedsrv/cli.py
         """,
     ),
     "report": (
@@ -163,14 +162,17 @@ NAMED: dict[str, tuple[str, str, str]] = {
 }
 """Of each part: its own files, what names it, and the other files that do; these become fewer."""
 OF_OPTIONS = """
-    fedcli.data.store.image_folder fedcli.runtime.own_certificate
-    fedmodels.config.changes fedmodels.numerics.algebra fedmodels.numerics.secrecy
+    fedcli.data.folders fedcli.data.store.image_folder fedcli.data.store.validation
+    fedcli.runtime.own_certificate
+    fedmodels.config.changes fedmodels.config.columns fedmodels.config.compression
+    fedmodels.config.deploy fedmodels.config.privacy fedmodels.config.timeline
+    fedmodels.numerics.algebra fedmodels.numerics.metric_tables fedmodels.numerics.secrecy
     fedmodels.numerics.streams fedmodels.tensors.prototype_means
     fedmodels.training.augmentation fedmodels.training.captured
     fedmodels.training.initial_weights fedmodels.training.kept_references
     fedmodels.training.server_optimizer fedmodels.training.step_audit
     fedmodels.training.step_graphs
-    fedpb.peer_certificates fedpb.pem fedpb.revocation fedpb.zstd
+    fedpb.peer_certificates fedpb.pem fedpb.revocation fedpb.unreachable fedpb.zstd
     fedsrv.availability fedsrv.identity.certificate_guard fedsrv.identity.roles
     fedsrv.identity.tls fedsrv.state.verification fedsrv.transport.event_messages
 """
@@ -181,7 +183,7 @@ OF_OPEN_RUNS = """
     fedsrv.parts.open_admission fedsrv.parts.open_buffer fedsrv.parts.open_plan
     fedsrv.parts.open_wishes fedsrv.parts.stages fedtide.open_runs
 """
-CLOSURE = 132
+CLOSURE = 122
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys

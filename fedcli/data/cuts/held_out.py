@@ -143,8 +143,8 @@ def tasks_by_value(
         if len(pieces) > 1 and pieces[-1][1] < least:
             last, size = pieces.pop()
             pieces[-1] = ([*pieces[-1][0], *last], pieces[-1][1] + size)
-        for task, (together, _) in enumerate(pieces):
-            found[mine[np.isin(code, together)]] = task
+        for task, (members, _) in enumerate(pieces):
+            found[mine[np.isin(code, members)]] = task
         named[owner] = [(" and ".join(names[some].tolist()), size) for some, size in pieces]
     return found, named
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import DAMAGED
 from fedcli.data.folders import BOOKS, ending, shown
 from fedcli.data.own.table_files import TableRows, check_twice, text_of, texts_in
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError, FedtideError, pip_line, reason_of, suggestion
 from fedmodels.printable import printable

@@ -24,7 +24,7 @@ from fedcli.data.own.site_lines import (
 )
 from fedcli.data.own.table_files import TableRows
 from fedmodels.class_names import alike, composed
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import EMPTY, Recipe, SiteColumn
 from fedmodels.errors import DataError, suggestion
 from fedmodels.printable import printable

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import check_memory
 from fedcli.data.own.books import Part, frame_of
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
 from fedmodels.files import open_regular

@@ -26,7 +26,7 @@ from fedcli.data.own.table_files import TableRows
 from fedcli.data.own.tables import columns_of, made, read_rows
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.config.transforms import ImageTransform, image_transform
 from fedmodels.errors import ConfigError, DataError, pip_line
 

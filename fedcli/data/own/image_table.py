@@ -21,7 +21,7 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import read_images
-from fedcli.data.folders import TABLE_ENDS, check_inside, ending, files_below, note_left_out
+from fedcli.data.folders import TABLE_ENDS, ending, files_below, note_left_out
 from fedcli.data.image_files import OTHERS, Pixels, is_image, stated
 from fedcli.data.own.bad_rows import set_rows_aside, tell_rows
 from fedcli.data.own.cells import check_columns, labels_of, texts_of
@@ -39,6 +39,7 @@ from fedmodels.config.data import TasksBy
 from fedmodels.config.recipe import NAME
 from fedmodels.config.transforms import ImageTransform, image_transform
 from fedmodels.errors import ConfigError, DataError
+from fedmodels.files import check_inside
 from fedmodels.printable import printable
 
 Known = Mapping[str, Sequence[Path]]

@@ -18,14 +18,14 @@ from pathlib import Path
 from threading import Event, Timer
 from typing import Any
 
-from fedcli.data.folders import OF_TEXT, check_inside, ending, files_below
+from fedcli.data.folders import OF_TEXT, ending, files_below
 from fedcli.data.own.books import Part, frame_of
 from fedcli.data.own.marks import value_of
 from fedcli.data.own.table_files import Since
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
-from fedmodels.files import open_regular
+from fedmodels.files import check_inside, open_regular
 from fedmodels.machine import free_bytes
 
 MAX_BYTES = 1 << 20

@@ -30,7 +30,8 @@ from fedcli.data.own.site_lines import HEAD, key, lines_for_texts, nearest
 from fedcli.data.own.table_files import TableRows
 from fedcli.data.own.times import LATE, NAMED_APART, calendar, points_of, times_of
 from fedcli.data.sets.windows import window_starts
-from fedmodels.config.data import Columns, TasksBy
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import TasksBy
 from fedmodels.errors import DataError
 from fedmodels.printable import printable
 

@@ -28,7 +28,7 @@ from fedcli.data.own.csv_style import (
     style_of,
 )
 from fedcli.data.own.number_marks import Marks, marks_of
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError, pip_line, reason_of
 from fedmodels.files import open_regular

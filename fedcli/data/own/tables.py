@@ -40,8 +40,8 @@ from fedcli.data.own.table_files import (
 from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
-from fedmodels.config.columns import Decimal
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns, Decimal
+from fedmodels.config.data import Data
 from fedmodels.config.recipe import NAME, READING, Recipe
 from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import ConfigError, DataError

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from fedcli.data.own.cells import parsed, said
 from fedcli.data.own.table_files import TableRows
-from fedmodels.config.data import Columns, Period
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Period
 from fedmodels.errors import DataError
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}

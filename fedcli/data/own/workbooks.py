@@ -18,7 +18,7 @@ from fedcli.data.archives import PIECE, check_growth
 from fedcli.data.own.books import Part, frame_of
 from fedcli.data.own.csv_style import LEADING, head_row, units_of
 from fedcli.data.own.table_files import text_of
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
 from fedmodels.files import open_regular

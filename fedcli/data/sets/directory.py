@@ -23,7 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.archives import archives, is_archive
-from fedcli.data.arrays import IntArray, as_numbers, channel_moments, narrowed, read_array
+from fedcli.data.arrays import (
+    IntArray,
+    as_numbers,
+    channel_moments,
+    narrowed,
+    read_array,
+)
 from fedcli.data.class_folders import (
     Listed,
     called,
@@ -33,7 +39,7 @@ from fedcli.data.class_folders import (
     read_images,
 )
 from fedcli.data.cuts.held_out import SHARE, held_out
-from fedcli.data.folders import check_inside, note_left_out, shown
+from fedcli.data.folders import note_left_out, shown
 from fedcli.data.image_files import OTHERS, PLAIN, first_set, stated
 from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
@@ -44,7 +50,7 @@ from fedmodels.config.recipe import NAME, Recipe
 from fedmodels.config.transforms import image_transform
 from fedmodels.data_description import SCALES
 from fedmodels.errors import ConfigError, DataError, reason_of, suggestion
-from fedmodels.files import open_regular
+from fedmodels.files import check_inside, open_regular
 
 KEYS = ("scale", "mean", "std", "class_names")
 ABOUT = "dataset.json"

@@ -10,8 +10,6 @@ Nothing here unpickles anything, and every value is checked before use.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,10 +26,8 @@ from fedcli.data.arrays import (
     read_array,
     strata,
 )
-from fedcli.data.folders import check_inside
-from fedmodels.config.bounds import digest_of
+from fedmodels.config.bounds import CountDetail, digest_of
 from fedmodels.config.origin import placeless
-from fedmodels.config.privacy import CountDetail
 from fedmodels.data_description import (
     SCALES,
     ClientFile,
@@ -41,7 +37,7 @@ from fedmodels.data_description import (
     read_file,
 )
 from fedmodels.errors import DataError
-from fedmodels.files import Stamp, stamp_of, sync_path
+from fedmodels.files import Stamp, check_inside, stamp_of, sync_path
 from fedmodels.printable import printable
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import Problem
@@ -283,55 +279,18 @@ class ClientData:
         """
         if not 0 <= task < self.num_tasks:
             raise DataError(f"{self.directory} has no task {task}: it has {self.num_tasks}")
-        x, y = self._read(task, part)
+        x, y = self.raw(task, part)
         counts = np.bincount(strata(y), minlength=self.file.num_classes).tolist()
         if counts != list(getattr(self.tasks[task], part)):
             raise DataError(
                 f"{self._place(task, part)} does not hold the {part} counts that "
                 f"client.json gives for task {task}"
             )
-        return x, self._order.labels(y, self._where(task, part))
+        return x, self.labels(y, self._where(task, part))
 
-    def lacks_part(self, task: int, folder: str) -> bool:
-        """Tell whether :meth:`store_part` would store something: not yet, and not of a store."""
-        place = self.directory / f"task-{task}" / folder
-        return place.parent.is_dir() and not place.exists()
-
-    def store_part(self, task: int, folder: str, chosen: NDArray[np.bool_]) -> None:
-        """Store some training examples (n,) of a task beside its test data, whole or not at all.
-
-        Those of a store stay where they are: nothing of it can be deleted by itself.
-
-        Raises:
-            DataError: the training data are missing or damaged.
-            OSError: the folder cannot be written.
-        """
-        place = self.directory / f"task-{task}" / folder
-        if not self.lacks_part(task, folder):
-            return
-        x, y = self._read(task, "train")
-        written = place.with_name(f"{folder}.part")
-        shutil.rmtree(written, ignore_errors=True)  # a crash left it
-        written.mkdir()
-        save_arrays(written, {"x": x[chosen], "y": y[chosen]})
-        os.rename(written, place)
-        sync_path(place.parent)
-
-    def stored_part(self, task: int, folder: str) -> Labelled | None:
-        """Return what :meth:`store_part` stored, as :meth:`arrays` does; None where nothing is.
-
-        Raises:
-            DataError: the files do not hold what they must.
-        """
-        x_at, y_at = (self.directory / f"task-{task}" / folder / f"{name}.npy" for name in "xy")
-        if not y_at.exists():
-            return None
-        x, y = self._array(x_at), self._array(y_at)
-        check_examples(x_at, y_at, x, y, self.file)
-        counts = np.bincount(strata(y), minlength=self.file.num_classes)
-        if (counts > self.tasks[task].train).any():
-            raise DataError(f"{y_at} holds more examples than client.json gives for task {task}")
-        return x, self._order.labels(y, y_at)
+    def labels(self, labels: IntArray, where: object) -> IntArray:
+        """Return labels (n,) of the files as those of the run; DataError if it lacks a class."""
+        return self._order.labels(labels, where)
 
     def ranges(self) -> list[list[float]]:
         """Return the plausible range of each column of a table, by the training data there are.
@@ -340,7 +299,7 @@ class ClientData:
         """
         if self._ranges is None:
             there = [task for task in range(self.num_tasks) if not self.is_gone(task, "train")]
-            parts = [x for task in there if len(x := self._read(task, "train")[0])]
+            parts = [x for task in there if len(x := self.raw(task, "train")[0])]
             columns = self.file.input_shape[-1]
             rows = [part.reshape(-1, columns)[:: len(part) // RANGED + 1] for part in parts]
             self._ranges = ranges_of(np.concatenate(rows)) if rows else []
@@ -355,7 +314,7 @@ class ClientData:
         path = self.directory / f"task-{task}" / f"{GROUP}.npy"
         if not path.exists():
             return None
-        found = self._array(path)
+        found = self.array(path)
         if found.dtype != np.int64 or found.shape != (sum(self.tasks[task].train),):
             raise DataError(f"{path} does not hold a number of type int64 for each example")
         return np.array(found)
@@ -394,7 +353,7 @@ class ClientData:
             found.problem.input_shape != self.file.input_shape or found.problem.classes != known
         ):
             raise DataError(f"{where} is of another problem")
-        return replace(found, y=self.merged(self._order.labels(found.y, where)))
+        return replace(found, y=self.merged(self.labels(found.y, where)))
 
     def _place(self, task: int, part: Part) -> Path:
         """Return the image folder of a part if there is one, else its label file."""
@@ -408,7 +367,7 @@ class ClientData:
             if place.name == part and (found := self._images(place)).listed:
                 return found.read(first=1)[0].dtype
             if (inputs := place.with_name(f"{part}_x.npy")).exists():
-                return self._array(inputs).dtype
+                return self.array(inputs).dtype
         return None
 
     def _where(self, task: int, part: Part) -> str:
@@ -421,13 +380,16 @@ class ClientData:
 
         return ImageFolder(self.directory, self.file, place)
 
-    def _array(self, path: Path) -> NDArray[Any]:
+    def array(self, path: Path) -> NDArray[Any]:
         """Open an array of this directory, memory-mapped."""
         check_inside(path, self.directory)
         return read_array(path, mmap=True)
 
-    def _read(self, task: int, part: Part) -> Labelled:
-        """Read and check one part of a task, from a folder of images or from arrays."""
+    def raw(self, task: int, part: Part) -> Labelled:
+        """Read and check one part of a task, from a folder of images or from arrays.
+
+        Labels are the client's own; :meth:`arrays` gives the run's.
+        """
         place = self._place(task, part)
         if place.name == part:
             x, y = self._images(place).read()
@@ -438,7 +400,7 @@ class ClientData:
                     f"{place.with_name(part)} is missing: {images[0]} beside it has a folder of "
                     "images for each class"
                 )
-            x, y = self._array(place.with_name(f"{part}_x.npy")), self._array(place)
+            x, y = self.array(place.with_name(f"{part}_x.npy")), self.array(place)
         inputs = place.with_name(place.name.replace("_y.npy", "_x.npy"))
         check_examples(inputs, place, x, y, self.file)
         return x, y
@@ -451,7 +413,7 @@ class ClientData:
         """
         tasks: list[TaskCounts] = []
         while (self.directory / f"task-{len(tasks)}").is_dir():
-            labels = [self._read(len(tasks), part)[1] for part in PARTS]
+            labels = [self.raw(len(tasks), part)[1] for part in PARTS]
             train, test = (np.bincount(strata(y), minlength=self.file.num_classes) for y in labels)
             tasks.append(TaskCounts(train=tuple(train.tolist()), test=tuple(test.tolist())))
         further = sorted(path.name for path in self.directory.glob("task-*") if path.is_dir())

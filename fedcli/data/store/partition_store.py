@@ -25,8 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from fedcli.data.arrays import IntArray, Labelled, check_examples, read_array, strata
-from fedcli.data.folders import check_inside
+from fedcli.data.arrays import (
+    IntArray,
+    Labelled,
+    check_examples,
+    read_array,
+    strata,
+)
 from fedcli.data.store.client_data import ABOUT, PARTS, STORE, ClientData, Part
 from fedmodels.data_description import (
     ClientFile,
@@ -36,7 +41,7 @@ from fedmodels.data_description import (
     read_file,
 )
 from fedmodels.errors import DataError, reason_of
-from fedmodels.files import stamp_of
+from fedmodels.files import check_inside, stamp_of
 
 
 class PartitionStore:
@@ -207,9 +212,10 @@ class StoredClient(ClientData):
             return super()._place(task, part)
         return self.store.place / "indices.npy"
 
-    def _read(self, task: int, part: Part) -> Labelled:
+    def raw(self, task: int, part: Part) -> Labelled:
+        """Read and check one part of a task, of the store or added later."""
         if task >= self.num_stored:
-            return super()._read(task, part)
+            return super().raw(task, part)
         return self.store.examples(self.client, task, part)
 
     def wholes(self, task: int) -> IntArray | None:

@@ -8,10 +8,7 @@ measure.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,116 +16,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcli.data.arrays import IntArray, content_hashes, strata
+from fedcli.data.arrays import IntArray, content_hashes
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedmodels.config.combinations import part_at
-from fedmodels.config.data import Data
 from fedmodels.data_description import Normaliser, ProblemFile
 from fedmodels.errors import DataError
 
 if TYPE_CHECKING:
+    from fedcli.data.store.validation import Validation
     from fedmodels.problems.targets import Targets
 
-log = logging.getLogger(__name__)
 Examples = tuple[Tensor, Tensor]
 """Inputs (n, *input_shape) float32, normalised; labels (n,) int64, or targets (n, T) float32."""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Which training examples a client keeps for validation: the last ones, as for testing."""
-
-    share: float
-    by_group: bool
-    """Whether examples have groups, which stay whole."""
-    gap: int = 0
-    """Rows between what is trained on and these, as before test rows."""
-
-    @classmethod
-    def of(cls, data: Data | None) -> Validation | None:
-        """Return what ``[data]`` says; None if clients train on all their training examples."""
-        if data is None or data.validation_share is None:
-            return None
-        return cls(data.validation_share, data.has_groups, data.test_gap or 0)
-
-    @property
-    def folder(self) -> str:
-        """Where a client of an open run stores them, beside the test data of their task."""
-        return f"validation-{self.share:g}{'-groups' if self.by_group else ''}"
-
-    def chosen(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
-        """Tell of each training example of a task whether it is kept for validation, (n,).
-
-        Raises:
-            DataError: examples should have groups, and have none.
-        """
-        from fedcli.data.cuts.held_out import last_groups, last_of_each
-
-        if not self.by_group:
-            return last_of_each(strata(y), self.share)
-        wholes = data.wholes(task)
-        if wholes is None:
-            raise DataError(
-                f"{data.directory}: task {task} does not say which group an example is of, as an "
-                "earlier version cut it: cut the data anew"
-            )
-        return last_groups(np.zeros_like(wholes), wholes, self.share)
-
-    def trains(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
-        """Tell of each training example of a task whether it is trained on, (n,).
-
-        That is what is not kept, but for windows that share rows with a window that is: those are
-        no further from one, in the order of their recording, than such windows can be.
-
-        Raises:
-            DataError: examples should have groups, and have none; or the transform of the files is
-                malformed.
-        """
-        from fedcli.data.cuts.held_out import near_tests
-
-        kept = self.chosen(data, task, y)
-        hop, reach = _steps(data)
-        reach += self.gap
-        if self.by_group or reach <= hop:
-            return ~kept
-        wholes = data.wholes(task)
-        of = np.zeros_like(kept, dtype=np.int64) if wholes is None else wholes
-        if not self.gap:  # windows of two classes share none
-            of = of * (int(strata(y).max(initial=0)) + 1) + strata(y)
-        order = np.argsort(of, kind="stable")
-        places = np.empty_like(of)
-        places[order] = np.arange(len(of)) * hop
-        trains = ~kept & ~near_tests(of, places, kept, reach)
-        if not trains.any():
-            _tell(f"{data.directory}: each window of task {task} shares rows with one that is kept "
-                  "for validation: they are trained on all the same")  # fmt: skip
-            return ~kept
-        lost = np.setdiff1d(y[~kept], y[trains]).tolist() if y.ndim == 1 else []
-        if lost:
-            names = data.file.class_names
-            named = ", ".join(names[k] if names else str(k) for k in lost)
-            _tell(f"{data.directory}: no window of {named} in task {task} is trained on: each is "
-                  "too near to one that is kept for validation")  # fmt: skip
-        return trains
-
-
-@cache
-def _tell(line: str) -> None:
-    """Say a line, once in a process."""
-    log.warning("note: %s", line)
-
-
-def _steps(data: ClientData) -> tuple[int, int]:
-    """Return the rows from a window to the next one, and to the first that shares none with it."""
-    from fedcli.data.sets.registry import DATASETS  # only a run with a validation part asks
-    from fedmodels.config.transforms import TableTransform, parse_transform
-
-    how = parse_transform(data.file.transform, data.directory)
-    if isinstance(how, TableTransform):
-        window = how.columns.window or 1
-        return how.columns.hop or window, window + (how.columns.horizon or 0)
-    known = DATASETS.get(data.file.dataset)
-    return (1, 2) if known is not None and known.overlaps else (1, 1)
 
 
 class TaskStream:
@@ -271,8 +170,6 @@ class TaskStream:
     def validation(self, task: int) -> Examples | None:
         """Return what is kept of the training data of a task met so far; None if nothing is.
 
-        Of training data that were deleted, it is what :meth:`store_validation` stored.
-
         Raises:
             DataError: the task was not met yet.
         """
@@ -281,29 +178,10 @@ class TaskStream:
         if not 0 <= task < self.num_seen:
             raise DataError(f"validation data of task {task} were asked for before it was met")
         if task not in self._validation:
-            if self.data.is_gone(task, "train"):
-                if (found := self.data.stored_part(task, self.kept.folder)) is None:
-                    return None
-                x, y = found
-            else:
-                x, y = self.data.arrays(task, "train")
-                chosen = self.kept.chosen(self.data, task, y)
-                x, y = x[chosen], y[chosen]
-            self._validation[task] = self._tensors(x, y)
+            if (found := self.kept.examples(self.data, task)) is None:
+                return None
+            self._validation[task] = self._tensors(*found)
         return self._validation[task]
-
-    def store_validation(self, task: int) -> None:
-        """Store what is kept of the training data of a task: these may be deleted later.
-
-        Raises:
-            DataError: the training data are missing or damaged.
-            OSError: it cannot be written.
-        """
-        if self.kept is None or not self.data.lacks_part(task, self.kept.folder):
-            return
-        if not self.data.is_gone(task, "train"):
-            _, y = self.data.arrays(task, "train")
-            self.data.store_part(task, self.kept.folder, self.kept.chosen(self.data, task, y))
 
     def test(self, task: int) -> Examples:
         """Return the test data of a task; raise DataError if it was not met yet."""

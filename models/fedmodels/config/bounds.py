@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import core_schema
 
 NonNegative = Annotated[float, Field(ge=0)]
 """Such as the weight of a term of a loss: 0 leaves it out."""
@@ -29,6 +32,10 @@ Place = Annotated[str | None, HERE]
 """A path on the machine of whoever wrote the config. It never crosses the wire."""
 CodeName = Annotated[str, NAMED]
 """A registered name, or ``file.py:Name``, of which the directory never crosses the wire."""
+CountDetail = Literal["exact", "rounded", "none"]
+"""How exactly clients tell how many examples of each class they have."""
+DETAILS: tuple[CountDetail, ...] = ("exact", "rounded", "none")
+"""The same in falling order of what is told."""
 
 
 class StrictTable(BaseModel):
@@ -39,6 +46,55 @@ class StrictTable(BaseModel):
     def differs(self, key: str) -> bool:
         """Tell whether a key has another value than its default."""
         return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+
+@dataclass(frozen=True)
+class TableAt:
+    """A table that few configs have; its module is imported for a config that has it.
+
+    A field of type ``Annotated[Any, TableAt("module:Class")] | None`` reads, says and describes
+    what one of type ``Class | None`` would.
+    """
+
+    place: str
+    """Module and class."""
+
+    @property
+    def table(self) -> type[BaseModel]:
+        """The class."""
+        module, _, name = self.place.partition(":")
+        found: type[BaseModel] = getattr(importlib.import_module(module), name)
+        return found
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
+        """Return how a value is read and written: as the class says."""
+        return core_schema.no_info_before_validator_function(
+            lambda value: self.table.model_validate(value), core_schema.any_schema()
+        )
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+        """Return a reference to the JSON Schema of the class."""
+        name = self.table.__name__
+        known: Any = self.table.__pydantic_core_schema__
+        refers = core_schema.definition_reference_schema(name)
+        form: dict[str, Any] = handler(
+            core_schema.definitions_schema(refers, [{**known, "ref": name}])
+        )
+        return form
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Two parts that do not go together."""
+
+    pair: tuple[str, str]
+    why: str
+    """The line of the error; ``{0}`` is the experiment."""
+    only: Literal["", "each", "mean"] = ""
+    """For which methods alone, by what their server half reads; all unless given."""
+    when: Callable[[Any], bool] = lambda experiment: True
+    where: str = ""
+    """Under which further setting, in words, where ``when`` says so."""
 
 
 def digest_of(facts: Mapping[str, Any] | None) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fedmodels.class_names import ClassName, alike
-from fedmodels.config.bounds import Positive, PositiveCount, StrictTable
+from fedmodels.config.bounds import Positive, PositiveCount, Refusal, StrictTable
 from fedmodels.errors import ConfigError
 
 Decimal = Literal[".", ","]
@@ -292,3 +292,31 @@ class Columns(StrictTable):
                     "spaces alone"
                 )
         return self
+
+
+NO_CLASSES = {
+    "open runs": "open = true lets classes come to a run, and here there is none: leave it out",
+    "class masks": "class_masks has no classes to mask: leave it out",
+    "probabilities": "probabilities are of classes, and here figures tell more: leave it out",
+    "drift": "drift compares the mix of classes that are predicted, and here there is none: leave "
+             "it out",
+    "prequential scores": "prequential tells an accuracy, and here there is none: leave it out",
+}  # fmt: skip
+"""What does not go with ``[data.columns] target`` and ``labels``, and why."""
+REFUSED: tuple[Refusal, ...] = (
+    *(
+        Refusal((kind, part), f"[data.columns] {key} learns no classes: {why}")
+        for kind, key in (("numbers", "target"), ("several labels", "labels"))
+        for part, why in NO_CLASSES.items()
+    ),
+    *(
+        Refusal(
+            (kind, "deployment"),
+            f"[deploy] guard compares how many classes are right, and [data.columns] {key} learns "
+            'none: set guard = "none"',
+            when=lambda e: e.guards_models, where="guard",
+        )
+        for kind, key in (("numbers", "target"), ("several labels", "labels"))
+    ),
+)  # fmt: skip
+"""Pairs of parts of which one is of this section, and that do not go together."""

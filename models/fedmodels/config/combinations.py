@@ -11,12 +11,14 @@ from these tables.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fedmodels.config.bounds import Refusal
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.privacy import masks_of
+from fedmodels.config.schedule import FEW_HAVE_NEW
 from fedmodels.errors import ConfigError
 
 Side = Literal["server", "client", "shared"]
@@ -55,6 +57,8 @@ class Part:
     """Mapping below ``fedmodels`` of all keys that ``--resume`` may change in a run of it."""
     fits: str = ""
     """Function below ``fedmodels`` that refuses a method and the facts of a run."""
+    refuses: str = ""
+    """The refusals of its pairs below ``fedmodels``, where its section has them."""
     is_beside: bool = False
     """Whether its table decides nothing of what clients train and upload."""
 
@@ -65,7 +69,7 @@ def _covers_inputs(e: Experiment) -> None:
 
 
 def _sums_enough(e: Experiment) -> None:
-    if e.privacy is not None and (masks := masks_of(e.privacy)):
+    if e.privacy is not None and (masks := e.privacy.secure_sum):
         cohort = 1 if e.method.pools_data else e.cohort_size
         noisy = e.privacy.noise_at_clients
         masks.check_clients(e.server, cohort, e.min_clients, noisy=noisy)
@@ -94,7 +98,7 @@ LISTED: tuple[Part, ...] = (
     Part("triggers", "[trigger]", lambda e: e.trigger is not None, "streams.md",
          changes={"trigger": "the next wait"}),
     Part("server data", "",
-         lambda e: bool(part_at("fedmodels.parts.server_data:trains_at_server")(e)),
+         lambda e: bool(part_at("fedmodels.methods:trains_at_server")(e)),
          server="server_data:ServerExamples"),
     Part("beginning", "", lambda e: e.net.begin_from is not None, server="beginning:Beginning"),
     Part("together", "[training] together", lambda e: e.training.together > 1,
@@ -118,7 +122,9 @@ LISTED: tuple[Part, ...] = (
     Part("accumulated data", '[scenario] training_data = "accumulated"',
          lambda e: e.accumulates, "scenarios.md"),
     Part("reference run", "[evaluate] reference",
-         lambda e: e.evaluate.reference is not None, "metrics.md"),
+         lambda e: e.evaluate.reference is not None, "metrics.md", server="reference:Reference"),
+    Part("changes", "", lambda e: bool(e.scenario and e.scenario.timelines),
+         server="changes:Changes"),
     Part("rate of all rounds", "[training.lr_schedule] over rounds, without length",
          lambda e: e.training.follows_rounds, "configuration.md"),
     Part("trained by all", '[evaluate] trained = "all"',
@@ -132,20 +138,21 @@ LISTED: tuple[Part, ...] = (
          lambda e: e.privacy is not None and e.privacy.noise_at_server,
          "differential-privacy.md", _covers_inputs,
          server="private_rounds:ClientPrivacy", client="privacy.clients:ClientPrivacy",
-         settles="privacy.accounting:with_noise"),
+         settles="privacy.accounting:with_noise", refuses="config.privacy:REFUSED"),
     Part("noise at clients", '[privacy] level = "client", where = "clients"',
          lambda e: e.privacy is not None and e.privacy.noise_at_clients,
          "differential-privacy.md", _covers_inputs,
          server="private_rounds:ClientPrivacy", client="privacy.clients:ClientPrivacy",
          shared="training.private_uploads:NoiseOfClients",
-         settles="privacy.accounting:with_noise"),
+         settles="privacy.accounting:with_noise", refuses="config.privacy:REFUSED"),
     Part("example privacy", '[privacy] level = "example"',
          lambda e: e.privacy is not None and e.privacy.hides_examples,
          "differential-privacy.md", _covers_inputs,
          server="example_privacy:ExamplePrivacy", client="privacy.examples:ExamplePrivacy",
-         shared="training.private_steps:SpentPrivacy", tells=("epsilon", "epsilon_next")),
+         shared="training.private_steps:SpentPrivacy", tells=("epsilon", "epsilon_next"),
+         refuses="config.privacy:REFUSED"),
     Part("hidden counts", "[privacy] announce", lambda e: e.announced != "exact",
-         "privacy.md", fits="training.asked:check_announcement"),
+         "privacy.md", fits="training.asked:check_announcement", refuses="config.privacy:REFUSED"),
     Part("compressed uploads", "[compression] up",
          lambda e: e.compression is not None and e.compression.up != "float32",
          "compression.md",
@@ -155,10 +162,10 @@ LISTED: tuple[Part, ...] = (
          "compression.md",
          client="compression:Compressed", shared="training.compression:Compression"),
     Part("zstd", "[compression] zstd", lambda e: e.zstd, "compression.md"),
-    Part("secure sums", "[privacy] secure_sum", lambda e: masks_of(e.privacy) is not None,
+    Part("secure sums", "[privacy] secure_sum", lambda e: bool(e.privacy and e.privacy.secure_sum),
          "secure-aggregation.md", _sums_enough, server="secure_rounds:SecureSums",
          client="secure_client:SecureSums", shared="training.secure_upload:SecureUpload",
-         settles="training.secure_upload:summed"),
+         settles="training.secure_upload:summed", refuses="config.privacy:REFUSED"),
     Part("asynchronous rounds", '[schedule] order = "asynchronous"',
          lambda e: e.schedule.is_asynchronous, "asynchronous.md",
          server="buffered_rounds:AsynchronousRounds"),
@@ -188,10 +195,12 @@ LISTED: tuple[Part, ...] = (
          client="probabilities:ProbabilityScores"),
     Part("numbers", "[data.columns] target",
          lambda e: bool(e.data and e.data.columns and e.data.columns.target), "regression.md",
-         client="targets:TargetScores", settles="parts.targets:check_method"),
+         client="targets:TargetScores", settles="parts.targets:check_method",
+         refuses="config.columns:REFUSED"),
     Part("several labels", "[data.columns] labels",
          lambda e: bool(e.data and e.data.columns and e.data.columns.labels), "regression.md",
-         client="targets:TargetScores", settles="parts.targets:check_method"),
+         client="targets:TargetScores", settles="parts.targets:check_method",
+         refuses="config.columns:REFUSED"),
     Part("pictures", "", lambda e: e.evaluate.pictures > 0, client="pictures:Pictures"),
     Part("server optimiser", "[server_optimizer]",
          lambda e: e.server_optimizer is not None, "configuration.md",
@@ -262,34 +271,12 @@ def part_at(place: str) -> Any:
         ) from None
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Two parts that do not go together."""
-
-    pair: tuple[str, str]
-    why: str
-    """The line of the error; ``{0}`` is the experiment."""
-    only: Literal["", "each", "mean"] = ""
-    """For which methods alone, by what their server half reads; all unless given."""
-    when: Callable[[Experiment], bool] = lambda experiment: True
-    where: str = ""
-    """Under which further setting, in words, where ``when`` says so."""
-
-
 HAS_NO_MEANING = '[schedule] {} has no meaning with order = "asynchronous"'
-NO_COHORT = (
-    "[schedule] {} does not go with [privacy] secure_sum: its masks are agreed on by a cohort that "
-    "is known before it trains"
-)
-NO_BOUND = (
-    "[server] reduce = {0.server.reduce!r} does not go with [privacy] level: how far one client "
-    "moves its result has no bound; leave it out, as each upload has one"
-)
-BY_TIME = (
-    "[privacy] needs cohorts that time does not choose: leave out over_select and order = "
-    '"asynchronous"'
-)
 POISSON = '[schedule] sampling = "poisson" knows no over_select, no availability and no open run'
+OWN_STEP = (
+    "[training] {} is each client's own, and together = {{0.training.together}} makes one step of "
+    "several: leave together out"
+)
 NO_LEVELS = (
     "[compression] up and down do not go with [privacy] secure_sum: masked numbers look random, "
     "and nothing of them can be left out"
@@ -298,47 +285,7 @@ SINGLE = (
     "[server] exclude_after looks at single uploads, and [privacy] {} hides them: leave it out; "
     "fedsrv exclude sets a client aside by hand"
 )
-OWN_STEP = (
-    "[training] {} is each client's own, and together = {{0.training.together}} makes one step of "
-    "several: leave together out"
-)
-NOISE = ("noise at the server", "noise at clients")
-FEW_HAVE_NEW = (
-    "{} needs rounds with as many clients as there can be, and [schedule] participants = "
-    "{{0.schedule.participants!r}} lets a round have as few as have new data: leave it out"
-)
-OWN_TASKS = (
-    "[privacy] epsilon alone needs a known number of tasks, and here clients bring their own: give "
-    "noise_multiplier as well, and the run ends before it spends epsilon"
-)
-PAID_ONCE = (
-    "--forget trains all others once more, which [privacy] level would have to pay for: begin a "
-    "new run without the client"
-)
-NO_CLASSES = {
-    "open runs": "open = true lets classes come to a run, and here there is none: leave it out",
-    "class masks": "class_masks has no classes to mask: leave it out",
-    "probabilities": "probabilities are of classes, and here figures tell more: leave it out",
-    "drift": "drift compares the mix of classes that are predicted, and here there is none: leave "
-             "it out",
-    "prequential scores": "prequential tells an accuracy, and here there is none: leave it out",
-}  # fmt: skip
-"""What does not go with ``[data.columns] target`` and ``labels``, and why."""
 REFUSED: tuple[Refusal, ...] = (
-    *(
-        Refusal((kind, part), f"[data.columns] {key} learns no classes: {why}")
-        for kind, key in (("numbers", "target"), ("several labels", "labels"))
-        for part, why in NO_CLASSES.items()
-    ),
-    *(
-        Refusal(
-            (kind, "deployment"),
-            f"[deploy] guard compares how many classes are right, and [data.columns] {key} learns "
-            'none: set guard = "none"',
-            when=lambda e: e.guards_models, where="guard",
-        )
-        for kind, key in (("numbers", "target"), ("several labels", "labels"))
-    ),
     Refusal(("poisson sampling", "over-selection"), POISSON),
     Refusal(("poisson sampling", "availability"), POISSON),
     Refusal(("poisson sampling", "open runs"), POISSON),
@@ -368,11 +315,6 @@ REFUSED: tuple[Refusal, ...] = (
         FEW_HAVE_NEW.format("[server] reduce = {0.server.reduce!r}"),
     ),
     Refusal(("participants", "exclusion by rule"), FEW_HAVE_NEW.format("[server] exclude_after")),
-    Refusal(
-        ("participants", "noise at clients"),
-        FEW_HAVE_NEW.format('[privacy] where = "clients"'),
-    ),
-    Refusal(("participants", "secure sums"), FEW_HAVE_NEW.format("[privacy] secure_sum")),
     Refusal(
         ("open runs", "accumulated data"),
         '[scenario] training_data = "accumulated" needs the data of all earlier tasks, and in an '
@@ -404,74 +346,23 @@ REFUSED: tuple[Refusal, ...] = (
         where="[training.lr_schedule] over rounds",
     ),
     Refusal(
-        ("open runs", "hidden counts"),
-        '[privacy] announce = "none" cannot be kept: an open run has to know which classes its '
-        "clients bring",
-        when=lambda e: e.announced == "none", where='announce = "none"',
-    ),
-    *(Refusal(
-        ("open runs", noise), OWN_TASKS,
-        when=lambda e: e.privacy is not None and e.privacy.noise_multiplier is None,
-        where="epsilon without noise_multiplier",
-    ) for noise in ("noise at the server", "noise at clients")),
-    Refusal(
         ("open runs", "forgetting"),
         "--forget computes a run again from its beginning, and data of earlier tasks of an open "
         "run may be gone: where all are there, begin a new run without the client, or after fedcli "
         "drop-task has marked the task at its site",
     ),
-    *(Refusal((level, "forgetting"), PAID_ONCE)
-      for level in ("noise at the server", "noise at clients", "example privacy")),
-    Refusal(
-        ("stopping", "hidden counts"),
-        '[privacy] announce = "{0.announced}" leaves no F1 to end the run by: set [evaluate] '
-        'select_by = "accuracy"',
-        when=lambda e: e.evaluate.select_by == "f1", where='[evaluate] select_by = "f1"',
-    ),
-    Refusal(
-        ("trained by all", "example privacy"),
-        '[evaluate] trained = "all" trains for scores alone, and [privacy] level = "example" '
-        "would charge those trainings: leave it out",
-    ),
-    Refusal(
-        ("secure sums", "asynchronous rounds"), NO_COHORT.format('order = "asynchronous"')
-    ),
-    Refusal(("secure sums", "over-selection"), NO_COHORT.format("over_select")),
+    Refusal(("together", "clipped gradients"), OWN_STEP.format("clip_norm")),
+    Refusal(("together", "rate of epochs"), OWN_STEP.format("lr_schedule.over = 'epochs'")),
+    Refusal(("together", "balanced weights"), OWN_STEP.format("class_weights = 'balanced'")),
     Refusal(("secure sums", "compressed uploads"), NO_LEVELS),
     Refusal(("secure sums", "compressed payloads"), NO_LEVELS),
-    Refusal(
-        ("secure sums", "noise at the server"),
-        "[privacy] secure_sum hides each upload from the server, which then bounds none: with it, "
-        'where = "clients"',
-    ),
-    *(Refusal(("exclusion by rule", noise), SINGLE.format("level")) for noise in NOISE),
+    *(Refusal(("exclusion by rule", f"noise at {where}"), SINGLE.format("level"))
+      for where in ("the server", "clients")),
     Refusal(("exclusion by rule", "secure sums"), SINGLE.format("secure_sum")),
-    *(Refusal(("robust rules", noise), NO_BOUND) for noise in NOISE),
-    *(Refusal((noise, "asynchronous rounds"), BY_TIME) for noise in NOISE),
-    *(Refusal((noise, "over-selection"), BY_TIME) for noise in NOISE),
-    Refusal(
-        ("noise at clients", "poisson sampling"),
-        '[privacy] where = "clients" needs cohorts of a known size, whose noise adds up: leave out '
-        'sampling = "poisson"',
-        only="mean",
-    ),
     Refusal(
         ("noise at clients", "compressed uploads"),
         '[privacy] where = "clients" sends float32: leave out [compression] up',
     ),
-    Refusal(
-        ("example privacy", "together"),
-        '[privacy] level = "example" trains clients one by one: together = 1',
-    ),
-    Refusal(
-        ("example privacy", "balanced weights"),
-        "[training] class_weights = 'balanced' follows from how many examples of each class a "
-        'client has, so one example would move the gradients of all others, and [privacy] level = '
-        '"example" bounds those of one alone: give the weights themselves',
-    ),
-    Refusal(("together", "clipped gradients"), OWN_STEP.format("clip_norm")),
-    Refusal(("together", "rate of epochs"), OWN_STEP.format("lr_schedule.over = 'epochs'")),
-    Refusal(("together", "balanced weights"), OWN_STEP.format("class_weights = 'balanced'")),
 )  # fmt: skip
 
 RESTS: Mapping[tuple[str, str], str] = {
@@ -494,6 +385,13 @@ NEEDED: tuple[Refusal, ...] = (
     ),
 )
 """A part, and the other part that it does not go without."""
+
+
+def refused_by(names: Collection[str]) -> list[Refusal]:
+    """Return the refusals of pairs of some parts, and some others; sections are imported for it."""
+    places = dict.fromkeys(PARTS[name].refuses for name in names if name in PARTS)
+    of_sections = (part_at(f"fedmodels.{place}") for place in places if place)
+    return [*REFUSED, *itertools.chain.from_iterable(of_sections)]
 
 
 def check_combinations(experiment: Experiment) -> None:
@@ -523,6 +421,6 @@ def refusals(
     for each in NEEDED:
         if each.pair[0] in on and each.pair[1] not in on:
             yield each.why.format(experiment)
-    for each in REFUSED:
+    for each in refused_by(on):
         if {*each.pair} <= on and each.only in ("", reads) and each.when(experiment):
             yield each.why.format(experiment)

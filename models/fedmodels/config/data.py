@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from fedmodels.class_names import ClassName
-from fedmodels.config.bounds import CodeName, Place, PositiveCount, StrictTable
-from fedmodels.config.columns import Columns
+from fedmodels.config.bounds import CodeName, Place, PositiveCount, StrictTable, TableAt
 from fedmodels.errors import ConfigError
 
-__all__ = ["Columns", "Data"]
-
+if TYPE_CHECKING:
+    from fedmodels.config.columns import Columns
+else:
+    Columns = Annotated[Any, TableAt("fedmodels.config.columns:Columns")]
 
 OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
 """The keys of ``[data]`` that say how images are read."""

@@ -6,22 +6,27 @@ the commands' business, this module only checks what it says.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedmodels.config.bounds import CodeName, Place, StrictTable
-from fedmodels.config.compression import Compression
+from fedmodels.config.bounds import CodeName, CountDetail, Place, StrictTable, TableAt
 from fedmodels.config.data import Data
-from fedmodels.config.deploy import Deploy
 from fedmodels.config.evaluate import Evaluate
-from fedmodels.config.privacy import CountDetail, Privacy
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.schedule import Schedule, Trigger
 from fedmodels.config.server import Server
-from fedmodels.config.tracking import Tracking
 from fedmodels.config.training import OF_CLASSES, OF_NUMBERS, ServerOptimizer, Training
 from fedmodels.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedmodels.config.compression import Compression
+    from fedmodels.config.deploy import Deploy
+    from fedmodels.config.privacy import Privacy
+else:
+    Compression = Annotated[Any, TableAt("fedmodels.config.compression:Compression")]
+    Deploy = Annotated[Any, TableAt("fedmodels.config.deploy:Deploy")]
+    Privacy = Annotated[Any, TableAt("fedmodels.config.privacy:Privacy")]
 
 
 class NetTable(BaseModel):
@@ -67,6 +72,25 @@ class MethodTable(BaseModel):
     def hyper_parameters(self) -> dict[str, Any]:
         """Return what is passed to ``make`` beside the name."""
         return dict(self.model_extra or {})
+
+
+class Tracking(StrictTable):
+    """``[tracking]``: where else the numbers go."""
+
+    tensorboard: bool = False
+    """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
+    mlflow: bool = False
+    """Log metrics to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``. A
+    resumed run goes on in the same run of MLflow. A finished one leaves its page and the server's
+    model there."""
+    wandb: bool = False
+    """Log metrics to Weights & Biases, as its environment says; needs the extra ``wandb``. A
+    resumed run has the same id there. A finished one leaves its page and the server's model."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether numbers go anywhere else."""
+        return self.tensorboard or self.mlflow or self.wandb
 
 
 class Experiment(StrictTable):

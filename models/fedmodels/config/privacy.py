@@ -7,18 +7,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from fedmodels.config.bounds import Count, Positive, PositiveCount, StrictTable
+from fedmodels.config.bounds import (
+    Count,
+    CountDetail,
+    Positive,
+    PositiveCount,
+    Refusal,
+    StrictTable,
+)
 from fedmodels.config.data import Data
 from fedmodels.config.reduction import Reduction
 from fedmodels.config.scenario import Scenario
+from fedmodels.config.schedule import FEW_HAVE_NEW
 from fedmodels.errors import ConfigError
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists only
 Chance = Annotated[float, Field(gt=0, lt=1)]
-CountDetail = Literal["exact", "rounded", "none"]
-"""How exactly clients tell how many examples of each class they have."""
-DETAILS: tuple[CountDetail, ...] = ("exact", "rounded", "none")
-"""The same in falling order of what is told."""
 
 LEDGER = "fedtide-privacy.db"
 """The ledger of a site, beside its state directory unless another place is given."""
@@ -232,3 +236,84 @@ def masks_of(privacy: Privacy | None) -> SecureSum | None:
 
 
 _OF_NOISE = frozenset(Privacy.model_fields) - {"level", "announce", "secure_sum"}
+NO_COHORT = (
+    "[schedule] {} does not go with [privacy] secure_sum: its masks are agreed on by a cohort that "
+    "is known before it trains"
+)
+NO_BOUND = (
+    "[server] reduce = {0.server.reduce!r} does not go with [privacy] level: how far one client "
+    "moves its result has no bound; leave it out, as each upload has one"
+)
+BY_TIME = (
+    "[privacy] needs cohorts that time does not choose: leave out over_select and order = "
+    '"asynchronous"'
+)
+NOISE = ("noise at the server", "noise at clients")
+OWN_TASKS = (
+    "[privacy] epsilon alone needs a known number of tasks, and here clients bring their own: give "
+    "noise_multiplier as well, and the run ends before it spends epsilon"
+)
+PAID_ONCE = (
+    "--forget trains all others once more, which [privacy] level would have to pay for: begin a "
+    "new run without the client"
+)
+REFUSED: tuple[Refusal, ...] = (
+    Refusal(
+        ("participants", "noise at clients"),
+        FEW_HAVE_NEW.format('[privacy] where = "clients"'),
+    ),
+    Refusal(("participants", "secure sums"), FEW_HAVE_NEW.format("[privacy] secure_sum")),
+    Refusal(
+        ("open runs", "hidden counts"),
+        '[privacy] announce = "none" cannot be kept: an open run has to know which classes its '
+        "clients bring",
+        when=lambda e: e.announced == "none", where='announce = "none"',
+    ),
+    *(Refusal(
+        ("open runs", noise), OWN_TASKS,
+        when=lambda e: e.privacy is not None and e.privacy.noise_multiplier is None,
+        where="epsilon without noise_multiplier",
+    ) for noise in ("noise at the server", "noise at clients")),
+    *(Refusal((level, "forgetting"), PAID_ONCE)
+      for level in ("noise at the server", "noise at clients", "example privacy")),
+    Refusal(
+        ("stopping", "hidden counts"),
+        '[privacy] announce = "{0.announced}" leaves no F1 to end the run by: set [evaluate] '
+        'select_by = "accuracy"',
+        when=lambda e: e.evaluate.select_by == "f1", where='[evaluate] select_by = "f1"',
+    ),
+    Refusal(
+        ("trained by all", "example privacy"),
+        '[evaluate] trained = "all" trains for scores alone, and [privacy] level = "example" '
+        "would charge those trainings: leave it out",
+    ),
+    Refusal(
+        ("secure sums", "asynchronous rounds"), NO_COHORT.format('order = "asynchronous"')
+    ),
+    Refusal(("secure sums", "over-selection"), NO_COHORT.format("over_select")),
+    Refusal(
+        ("secure sums", "noise at the server"),
+        "[privacy] secure_sum hides each upload from the server, which then bounds none: with it, "
+        'where = "clients"',
+    ),
+    *(Refusal(("robust rules", noise), NO_BOUND) for noise in NOISE),
+    *(Refusal((noise, "asynchronous rounds"), BY_TIME) for noise in NOISE),
+    *(Refusal((noise, "over-selection"), BY_TIME) for noise in NOISE),
+    Refusal(
+        ("noise at clients", "poisson sampling"),
+        '[privacy] where = "clients" needs cohorts of a known size, whose noise adds up: leave out '
+        'sampling = "poisson"',
+        only="mean",
+    ),
+    Refusal(
+        ("example privacy", "together"),
+        '[privacy] level = "example" trains clients one by one: together = 1',
+    ),
+    Refusal(
+        ("example privacy", "balanced weights"),
+        "[training] class_weights = 'balanced' follows from how many examples of each class a "
+        'client has, so one example would move the gradients of all others, and [privacy] level = '
+        '"example" bounds those of one alone: give the weights themselves',
+    ),
+)  # fmt: skip
+"""Pairs of parts of which one is of this section, and that do not go together."""

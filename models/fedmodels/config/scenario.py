@@ -20,14 +20,19 @@ there clients may have the same examples, and no task of a client holds one twic
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
 from fedmodels.code_names import is_own
-from fedmodels.config.bounds import CodeName, PositiveCount, StrictTable
-from fedmodels.config.timeline import Concepts, Domains, Timeline
+from fedmodels.config.bounds import CodeName, PositiveCount, StrictTable, TableAt
 from fedmodels.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedmodels.config.timeline import Concepts, Domains, Timeline
+else:
+    Domains = Annotated[Any, TableAt("fedmodels.config.timeline:Domains")]
+    Concepts = Annotated[Any, TableAt("fedmodels.config.timeline:Concepts")]
 
 Tasks = Annotated[int, Field(ge=1, le=10_000)]
 Concentration = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -12,6 +12,10 @@ TASKS_IN_TURN = (
     'open = true needs order = "tasks_outer" or "asynchronous", not {!r}: a client goes from one '
     "task to the next, and earlier data may be gone"
 )
+FEW_HAVE_NEW = (
+    "{} needs rounds with as many clients as there can be, and [schedule] participants = "
+    "{{0.schedule.participants!r}} lets a round have as few as have new data: leave it out"
+)
 
 
 class Schedule(StrictTable):

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from fedmodels.code_names import is_own, short_name
-from fedmodels.config.bounds import HERE, NAMED
+from fedmodels.config.bounds import HERE, NAMED, TableAt
 from fedmodels.config.combinations import BESIDE
 from fedmodels.config.experiment import Experiment
 
@@ -47,12 +47,12 @@ def _placed(
     for key, value in tables.items():
         field = model.model_fields.get(key)
         marks = field.metadata if field else []
-        inner = table_in(field.annotation, value) if field else None
+        inner = table_in(field.annotation, value) if field and isinstance(value, Mapping) else None
         if HERE in marks:
             value = place(value) if isinstance(value, str) else None
             if value is None:
                 continue
-        elif inner is not None and isinstance(value, Mapping):
+        elif inner is not None:
             value = _placed(value, inner, place, name)
         elif NAMED in marks and isinstance(value, str):
             value = name(value)
@@ -94,6 +94,8 @@ def kinds_of(table: type[BaseModel]) -> tuple[str, ...]:
 
 def tables_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the tables that a key may hold; none where it holds a value."""
+    if isinstance(annotation, TableAt):
+        return [annotation.table]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [table for part in get_args(annotation) for table in tables_in(part)]

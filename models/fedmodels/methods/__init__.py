@@ -13,6 +13,7 @@ from fedmodels.code_names import OWN_MODULE, is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
+    from fedmodels.config.experiment import Experiment
     from fedmodels.methods.variants import Variants
     from fedmodels.training.method import Method
 
@@ -164,3 +165,10 @@ def settings_of(method: Method) -> dict[str, Any]:
     found = {**to_table(method), **variants.defaults(), **getattr(method, "chosen", {})}
     readings = {key: found.pop(key) for key in variants.readings}
     return {**found, "reading": readings} if readings else found
+
+
+def trains_at_server(experiment: Experiment) -> bool:
+    """Tell whether the server half of an experiment's method trains on examples."""
+    from fedmodels.training.asked import needs_server_data
+
+    return needs_server_data(method_class(experiment.method.name))

@@ -1,106 +1,63 @@
-"""What metrics are called, and what the tables say of a name.
+"""What the figures are called that a run writes itself: a method's own have other names.
 
-:mod:`fedmodels.numerics.metric_tables` has the tables.
+:mod:`fedmodels.numerics.metric_tables` says what each means.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
 
-from fedmodels.numerics.metric_tables import (
-    ACCURACY,
-    COHORT,
-    ENDINGS,
-    EVERYONE,
-    FIGURES,
-    LESS_IS_BETTER,
-    METRICS,
-    OF_FIGURE,
-    REPORTED,
-    SCORERS,
-    SCORES,
-    VIEWS,
-    Metric,
-    family_of,
+DEFINITIONS = 1
+"""Number of the definitions in the tables, which every record of a run carries.
+
+Raise it where a metric of records that exist gets another meaning or formula, or goes: a report
+then says of a run that was resumed across the change that it holds both."""
+OF_TARGETS = (
+    "mae", "rmse", "r2", "mae_of_mean", "pinball", "auroc", "average_precision", "auroc_micro",
+    "average_precision_micro", "base_rate",
+)  # fmt: skip
+"""The figures of runs that learn targets."""
+OF_UPLOADS = (
+    "difference_norm", "given_norm", "difference_cosine", "aggregation_weight", "statistics_norm",
+    "prototype_norm", "generator_norm",
+)  # fmt: skip
+"""What the coordinator measures of each client's upload."""
+CHOSEN = (
+    "a_glo", "a_glo_balanced", "a_loc", "a_loc_received", "a_loc_trained", "iaa",
+    "personalization", "generalization", "global_f1", "validation_accuracy", "validation_f1",
+)  # fmt: skip
+"""Scores that a summary has of the round that is best on validation parts, too."""
+
+SCORED = (
+    "a_glo", "a_loc", "a_loc_received", "a_loc_trained", "a_sel", "a_sel_received_task",
+    "a_sel_trained_task", "a_sel_received_minority_task", "a_sel_trained_minority_task", "iaa",
+    "aa", "aa_scored", "afm", "forgetting", "forgetting_received", "forgetting_trained",
+    "forgetting_scored", "prequential", "recovery_rounds", "recovered", "forgetting_domains",
+    "backward_transfer_domains", "drift_delay", "drift_missed", "drift_false_alarms",
+    "personalization", "personalization_std", "generalization", "generalization_std",
+    "global_f1", "best_personalization", "best_personalization_std", "best_generalization",
+    "best_generalization_std", "best_global_f1", "best_a_glo_balanced", "validation_accuracy",
+    "validation_f1", "validation_loss", "epsilon", "chosen_round", "prototype_drift", "loss",
+)  # fmt: skip
+"""The families of what the coordinator computes from the clients' counts, beside accuracies by
+their endings and the scores of a chosen round."""
+OF_FIGURE = re.compile(
+    rf"(?:(chosen)_)?(?:(validation)_)?({'|'.join(sorted(OF_TARGETS, reverse=True))})"
+    "(?:_(glo|loc_received|loc_trained|loc)(_balanced)?)?"
 )
+"""A figure of targets, by model and test set: ``mae_loc_trained_balanced``."""
 
-__all__ = [
-    "ENDINGS",
-    "EVERYONE",
-    "FIGURES",
-    "METRICS",
-    "REPORTED",
-    "SCORES",
-    "VIEWS",
-    "Metric",
-    "is_known",
-    "metric",
-    "with_population",
-]
+ACCURACY = re.compile(r"(best_)?(a_glo|a_loc_received|a_loc_trained|a_loc)_(.+)")
+"""An accuracy by its ending."""
 
 
-def metric(name: str) -> Metric:
-    """Return what the tables say of a name; a method's own metric is a plain number."""
-    if found := METRICS.get(name):
-        return found
-    if match := ACCURACY.fullmatch(name):
-        base = METRICS[match[2]]
-        titles, meanings = zip(*(words for _, words in _parts(match[3])), strict=True)
-        title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
-        better = -1 if match[3].endswith(LESS_IS_BETTER) else base.better
-        return replace(base, name=name, title=title, meaning=meaning, better=better)
-    if match := OF_FIGURE.fullmatch(name):
-        return _figure(name, *match.groups())
-    family = METRICS.get(family_of(name))
-    if family is not None:
-        which = "after task" if family.name.endswith("_task") else "class"
-        title = f"{family.title}, {which} {name.rpartition('_')[2]}"
-        return replace(family, name=name, title=title)
-    return Metric(name, name, "a metric of the method's own", better=0, unit="", range="real")
+def is_written_by_runs(name: str) -> bool:
+    """Tell whether a run writes a metric of this name itself, so that no method may."""
+    own = {*SCORED, *OF_UPLOADS, *(f"chosen_{chosen}" for chosen in CHOSEN)}
+    of_models = ACCURACY.fullmatch(name) or OF_FIGURE.fullmatch(name)
+    return family_of(name) in own or of_models is not None
 
 
-def _figure(name: str, chosen: str, part: str, figure: str, model: str, balanced: str) -> Metric:
-    """Return the figure of targets of this name, which says the model and the test set."""
-    base, of_model = FIGURES[figure], METRICS[f"a_{model}"] if model else None
-    title = f"{base.title}, {of_model.title}" if of_model else base.title
-    words = f"{base.meaning}; of the model that `a_{model}` is of" if of_model else base.meaning
-    population = of_model.population if of_model else SCORERS
-    if balanced:
-        title, population = f"{base.title}, {ENDINGS['balanced'][0]}", EVERYONE
-    for said, more in ((part, "validation part"), (chosen, "round chosen on validation parts")):
-        title += f", {more}" if said else ""
-    return replace(base, name=name, title=title, meaning=words, population=population)
-
-
-def with_population(name: str, selected: str, told: str = "") -> str:
-    """Return what stands above a metric in a table, with its clients where they are not all.
-
-    Args:
-        name: of the metric.
-        selected: how many clients a cohort has, such as ``10 of 20 clients``; empty where all that
-            score train for the score.
-        told: the heading that a user gave; by default the metric's label.
-    """
-    found = metric(name)
-    told = told or found.label
-    return f"{told} ({selected})" if selected and found.population == COHORT else told
-
-
-def is_known(name: str) -> bool:
-    """Tell whether the tables have a name, with every one of its endings."""
-    match = ACCURACY.fullmatch(name)
-    if name not in METRICS and match:
-        return all(title != f"by {rule}" for rule, (title, _) in _parts(match[3]))
-    return metric(name).meaning != "a metric of the method's own"
-
-
-def _parts(text: str) -> list[tuple[str, tuple[str, str]]]:
-    """Return the endings of a name; what no entry knows is the rule of a custom method."""
-    found = []
-    while text:
-        known = [e for e in ENDINGS if text == e or text.startswith(f"{e}_")]
-        ending = max(known, key=len, default=text)
-        unknown = (f"by {ending}", f"by the method's rule {ending}")
-        found.append((ending, ENDINGS.get(ending, unknown)))
-        text = text.removeprefix(ending).removeprefix("_")
-    return found
+def family_of(name: str) -> str:
+    """Return a name without the class or task at its end."""
+    return re.sub(r"_(\d+|all)$", "", name)

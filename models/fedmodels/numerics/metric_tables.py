@@ -3,21 +3,18 @@
 Reports, ``fedsrv metrics`` and ``docs/metrics.md`` are made from these tables. A name is an entry
 of :data:`METRICS`, or one of its accuracies with endings from :data:`ENDINGS`:
 ``a_loc_received_balanced_minority`` is the accuracy of clients' models as received, on the global
-test set, over the rare classes alone. :mod:`fedmodels.numerics.metric_names` looks names up.
+test set, over the rare classes alone. A run
+needs the names alone: :mod:`fedmodels.numerics.metric_names`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-DEFINITIONS = 1
-"""Number of the definitions below, which every record of a run carries.
+from fedmodels.numerics.metric_names import ACCURACY, CHOSEN, OF_FIGURE, family_of
 
-Raise it where a metric of records that exist gets another meaning or formula, or goes: a report
-then says of a run that was resumed across the change that it holds both."""
 SCORERS, COHORT, EVERYONE = "all that score", "the cohort", "–"
 """Whose scores a metric averages: all clients that score, or those of them that trained last. With
 ``[evaluate] trained = "all"`` the others train for the score, and the two are the same. A figure of
@@ -68,12 +65,6 @@ class Metric:
 
 _BY_CLIENTS = "with the best `personalization`, or the best `a_loc_trained` by `select_by`"
 _BY_SERVER = "with the best `global_f1`, or the best `a_glo_balanced` by `select_by`"
-
-CHOSEN = (
-    "a_glo", "a_glo_balanced", "a_loc", "a_loc_received", "a_loc_trained", "iaa",
-    "personalization", "generalization", "global_f1", "validation_accuracy", "validation_f1",
-)  # fmt: skip
-"""Scores that a summary has of the round that is best on validation parts, too."""
 
 SCORES = (
     Metric(
@@ -518,12 +509,6 @@ FIGURES: Mapping[str, Metric] = {
     )
 }  # fmt: skip
 """Of runs that learn targets: what a model of a client is scored by, in place of accuracy."""
-OF_FIGURE = re.compile(
-    rf"(?:(chosen)_)?(?:(validation)_)?({'|'.join(sorted(FIGURES, reverse=True))})"
-    "(?:_(glo|loc_received|loc_trained|loc)(_balanced)?)?"
-)
-"""A figure of targets, by model and test set: ``mae_loc_trained_balanced``."""
-
 ENDINGS: Mapping[str, tuple[str, str]] = {
     "balanced": ("on the global test set", "on the global test set, in place of own test data"),
     "own_classes": (
@@ -576,17 +561,69 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
 LESS_IS_BETTER = ("std", "ece")
 """Endings of figures of which less is better."""
 
-ACCURACY = re.compile(r"(best_)?(a_glo|a_loc_received|a_loc_trained|a_loc)_(.+)")
-"""An accuracy by its ending."""
+
+def metric(name: str) -> Metric:
+    """Return what the tables say of a name; a method's own metric is a plain number."""
+    if found := METRICS.get(name):
+        return found
+    if match := ACCURACY.fullmatch(name):
+        base = METRICS[match[2]]
+        titles, meanings = zip(*(words for _, words in _parts(match[3])), strict=True)
+        title, meaning = ", ".join([base.title, *titles]), "; ".join([base.meaning, *meanings])
+        better = -1 if match[3].endswith(LESS_IS_BETTER) else base.better
+        return replace(base, name=name, title=title, meaning=meaning, better=better)
+    if match := OF_FIGURE.fullmatch(name):
+        return _figure(name, *match.groups())
+    family = METRICS.get(family_of(name))
+    if family is not None:
+        which = "after task" if family.name.endswith("_task") else "class"
+        title = f"{family.title}, {which} {name.rpartition('_')[2]}"
+        return replace(family, name=name, title=title)
+    return Metric(name, name, "a metric of the method's own", better=0, unit="", range="real")
 
 
-def is_written_by_runs(name: str) -> bool:
-    """Tell whether a run writes a metric of this name itself, so that no method may."""
-    scores = {metric.name for metric in (*SCORES, *UPLOADS)} | {"loss", "prototype_drift"}
-    of_models = ACCURACY.fullmatch(name) or OF_FIGURE.fullmatch(name)
-    return family_of(name) in scores or of_models is not None
+def _figure(name: str, chosen: str, part: str, figure: str, model: str, balanced: str) -> Metric:
+    """Return the figure of targets of this name, which says the model and the test set."""
+    base, of_model = FIGURES[figure], METRICS[f"a_{model}"] if model else None
+    title = f"{base.title}, {of_model.title}" if of_model else base.title
+    words = f"{base.meaning}; of the model that `a_{model}` is of" if of_model else base.meaning
+    population = of_model.population if of_model else SCORERS
+    if balanced:
+        title, population = f"{base.title}, {ENDINGS['balanced'][0]}", EVERYONE
+    for said, more in ((part, "validation part"), (chosen, "round chosen on validation parts")):
+        title += f", {more}" if said else ""
+    return replace(base, name=name, title=title, meaning=words, population=population)
 
 
-def family_of(name: str) -> str:
-    """Return a name without the class or task at its end."""
-    return re.sub(r"_(\d+|all)$", "", name)
+def with_population(name: str, selected: str, told: str = "") -> str:
+    """Return what stands above a metric in a table, with its clients where they are not all.
+
+    Args:
+        name: of the metric.
+        selected: how many clients a cohort has, such as ``10 of 20 clients``; empty where all that
+            score train for the score.
+        told: the heading that a user gave; by default the metric's label.
+    """
+    found = metric(name)
+    told = told or found.label
+    return f"{told} ({selected})" if selected and found.population == COHORT else told
+
+
+def is_known(name: str) -> bool:
+    """Tell whether the tables have a name, with every one of its endings."""
+    match = ACCURACY.fullmatch(name)
+    if name not in METRICS and match:
+        return all(title != f"by {rule}" for rule, (title, _) in _parts(match[3]))
+    return metric(name).meaning != "a metric of the method's own"
+
+
+def _parts(text: str) -> list[tuple[str, tuple[str, str]]]:
+    """Return the endings of a name; what no entry knows is the rule of a custom method."""
+    found = []
+    while text:
+        known = [e for e in ENDINGS if text == e or text.startswith(f"{e}_")]
+        ending = max(known, key=len, default=text)
+        unknown = (f"by {ending}", f"by the method's rule {ending}")
+        found.append((ending, ENDINGS.get(ending, unknown)))
+        text = text.removeprefix(ending).removeprefix("_")
+    return found

@@ -270,18 +270,6 @@ def best_round(series: Sequence[float]) -> int:
     return int(np.argmax(np.asarray(series, dtype=np.float64)))
 
 
-def minority_classes(counts: ArrayLike) -> list[int]:
-    """Return J, the lower half of the known classes by global training count (FedMLP).
-
-    Args:
-        counts: (K,); classes with 0 are unknown. Among equals the higher index is taken first.
-    """
-    n = np.asarray(counts, dtype=np.int64)
-    known = np.flatnonzero(n)
-    rising = sorted(known.tolist(), key=lambda k: (n[k], -k))
-    return sorted(rising[: len(known) // 2])
-
-
 def frequency_groups(counts: ArrayLike) -> dict[str, list[int]]:
     """Return the known classes in three groups by training examples: many, medium, minority.
 
@@ -319,38 +307,6 @@ def as_one(scores: Tensor, merged: Iterable[tuple[int, int]]) -> Tensor:
             found[:, into] = torch.logaddexp(found[:, into], found[:, row])
             found[:, row] = -torch.inf
     return found
-
-
-# --- a classifier's probabilities: a client computes them, as every example's scores are needed ---
-
-BINS = 15
-
-
-@dataclass(frozen=True)
-class Probabilities:
-    """What scores of test examples come to as probabilities."""
-
-    auroc: float | None
-    """Mean over the classes that occur, and are not all there is, of the area under the ROC curve
-    of the class against the rest; None without such a class."""
-    ece: float
-    """Expected calibration error: the mean over examples of how far the accuracy in a bin lies from
-    the mean confidence there (Guo et al., ICML 2017), 15 bins of equal width."""
-
-    @classmethod
-    def of(cls, scores: Tensor, labels: Tensor) -> Self:
-        """Measure scores (n, K), of which the softmax is taken, by true labels (n,); n > 0."""
-        from sklearn.metrics import roc_auc_score  # loading it takes a second
-
-        p = scores.double().softmax(1).nan_to_num(1 / scores.shape[1]).cpu().numpy()
-        y = labels.cpu().numpy()
-        known = [k for k in np.unique(y) if 0 < (y == k).sum() < len(y)]
-        areas = [roc_auc_score(y == k, p[:, k]) for k in known]
-        confidence, right = p.max(1), p.argmax(1) == y
-        bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
-        gaps = np.bincount(bins, weights=right - confidence, minlength=BINS)
-        auroc = float(np.mean(areas)) if areas else None
-        return cls(auroc, min(float(np.abs(gaps).sum()) / len(y), 1.0))
 
 
 def chosen(values: Sequence[float | None]) -> int | None:

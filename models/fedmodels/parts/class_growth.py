@@ -23,10 +23,9 @@ from fedmodels.errors import ConfigError
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.numerics.randomness import generator
 from fedmodels.parts.growth_by_method import grown
-from fedmodels.parts.server_data import needs_server_data
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import TensorSpec
-from fedmodels.training.asked import asked
+from fedmodels.training.asked import asked, needs_server_data
 from fedmodels.training.contexts import ServerState
 from fedmodels.training.hooks import init_client, init_server
 from fedmodels.training.initial_weights import with_rows

@@ -24,8 +24,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedmodels.config.combinations import OWN_TASKS
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.privacy import OWN_TASKS
 from fedmodels.errors import ConfigError
 
 MAX_NOISE = 1e6
@@ -67,10 +67,10 @@ def epsilon_of(releases: tuple[GaussianReleases, ...], delta: float) -> float:
     if found > MOST or delta < LEAST:
         return found
     plain = [each for each in counted if each.rate == 1]
-    together = 1 / math.sqrt(sum(each.times / each.noise**2 for each in plain)) if plain else 0.0
+    combined = 1 / math.sqrt(sum(each.times / each.noise**2 for each in plain)) if plain else 0.0
     if len(plain) == len(counted):
         with np.errstate(divide="ignore"):  # of a delta of 0
-            exact = _library("gaussian_mechanism").get_epsilon_gaussian(together, delta)
+            exact = _library("gaussian_mechanism").get_epsilon_gaussian(combined, delta)
         return min(found, float(exact))
     step = _interval(found, sum(each.times for each in counted))
     sampled = [each for each in counted if each.rate < 1]
@@ -78,7 +78,7 @@ def epsilon_of(releases: tuple[GaussianReleases, ...], delta: float) -> float:
     for each in sampled[1:]:
         whole = whole.compose(_losses(each.noise, each.rate, step).self_compose(each.times))
     if plain:
-        whole = whole.compose(_losses(together, 1.0, step))
+        whole = whole.compose(_losses(combined, 1.0, step))
     return min(found, float(whole.get_epsilon_for_delta(delta)))
 
 

@@ -204,17 +204,17 @@ class PrivacyLedger:
         """Take in the trainings that were charged since the last look."""
         query = "SELECT number, name, examples, releases FROM trainings WHERE number > ?"
         new = self._db.execute(f"{query} ORDER BY number", (self._seen,)).fetchall()
-        together: dict[bytes | None, list[GaussianReleases]] = {}
+        by_set: dict[bytes | None, list[GaussianReleases]] = {}
         for _, _, digest, releases in new:
             found = [GaussianReleases(*one) for one in json.loads(releases)]
-            together.setdefault(digest, []).extend(found)
-        sets = {digest: self._set_of(digest) for digest in together}
+            by_set.setdefault(digest, []).extend(found)
+        sets = {digest: self._set_of(digest) for digest in by_set}
         for cut in {cut for cut, _ in sets.values()}:
             of_cut = [keys for other, keys in sets.values() if other == cut]
             exposures = self._exposures.setdefault(cut, Exposures())
             exposures.learn(np.unique(np.concatenate(of_cut)))  # at once, as they may be many
         for digest, (cut, keys) in sets.items():
-            self._exposures[cut].add(keys, together[digest])
+            self._exposures[cut].add(keys, by_set[digest])
         if new:
             self._seen = new[-1][0]
             self._names |= {name for _, name, _, _ in new}

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from fedmodels.numerics.algebra import padded
 from fedmodels.numerics.clustering import cluster
-from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.training.contexts import ClientContext, ServerContext
@@ -108,3 +108,15 @@ def grown_levels(weights: Weights, classes: int) -> Weights:
     sizes = {name: classes for name in weights if name.startswith(COUNTS)}
     sizes |= {MINORITY: math.ceil(classes / 8)} if MINORITY in weights else {}
     return {name: padded(weights[name], (size,)) for name, size in sizes.items()}
+
+
+def minority_classes(counts: ArrayLike) -> list[int]:
+    """Return J, the lower half of the known classes by global training count (FedMLP).
+
+    Args:
+        counts: (K,); classes with 0 are unknown. Among equals the higher index is taken first.
+    """
+    n = np.asarray(counts, dtype=np.int64)
+    known = np.flatnonzero(n)
+    rising = sorted(known.tolist(), key=lambda k: (n[k], -k))
+    return sorted(rising[: len(known) // 2])

@@ -19,7 +19,7 @@ from fedmodels.techniques.aggregation_weights import Examples, WeightSearch
 from fedmodels.techniques.class_replay import ALL, ClassReplay, Judge, ReplayedExamples, publish
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.declared_counts import DeclaredCounts, check_versions
+from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 
@@ -58,7 +58,7 @@ def check_generators(
     Raises:
         PayloadError: a version is impossible, or a generator is of a class not announced.
     """
-    check_versions({key: each.version for key, each in sent.items()}, interaction + 1)
+    _check_versions({key: each.version for key, each in sent.items()}, interaction + 1)
     for key in sent:
         if key != ALL and not announced.now[int(key)]:
             raise PayloadError(f"generator {key!r} is of a class that was not announced")
@@ -177,3 +177,19 @@ def drawing_metrics(drawn: Sequence[ReplayedExamples]) -> Metrics:
         "server_acceptance": sum(r.accepted for r in drawn) / looked,
         "server_shortage": sum(r.shortage for r in drawn) / asked,
     }
+
+
+def _check_versions(versions: Mapping[str, int], most: int) -> None:
+    """Check the versions of uploaded generators.
+
+    A version need not be above the last one: a client that lost its private state, and was allowed
+    to start over, counts from 1 again.
+
+    Raises:
+        PayloadError: names the first generator with a wrong version.
+    """
+    for key, version in versions.items():
+        if not 1 <= version <= most:
+            raise PayloadError(
+                f"tensor 'generators/{key}/version' is {version}; expected 1 to {most}"
+            )

@@ -135,22 +135,6 @@ def check_histogram(histogram: Histogram, now: Tensor, total: Tensor) -> None:
             )
 
 
-def check_versions(versions: Mapping[str, int], most: int) -> None:
-    """Check the versions of uploaded generators.
-
-    A version need not be above the last one: a client that lost its private state, and was allowed
-    to start over, counts from 1 again.
-
-    Raises:
-        PayloadError: names the first generator with a wrong version.
-    """
-    for key, version in versions.items():
-        if not 1 <= version <= most:
-            raise PayloadError(
-                f"tensor 'generators/{key}/version' is {version}; expected 1 to {most}"
-            )
-
-
 def _check_labels(key: str, labels: Iterable[int], num_classes: int) -> None:
     seen: set[int] = set()
     for label in labels:

@@ -172,35 +172,6 @@ class RunningMean:
         return PackedWeights(names, wide, found)
 
 
-def mean_of_sums(
-    sums: Sequence[Mapping[str, Tensor]], total: float, dtypes: Mapping[str, torch.dtype]
-) -> Weights:
-    """Return the mean behind weighted sums of disjoint groups of uploads.
-
-    The groups are added in float64 and in the given order, divided by the total and rounded once.
-    One group has the bits of ``weighted_mean`` over its uploads. Several groups have them as well
-    where no sum of a group is rounded: for whole coefficients of sum N and float32 inputs of
-    magnitude 0 or within [2**a, 2**b), that is where 2**(b - a + 23) * N <= 2**53. Other elements
-    may differ in the last bit of float64, and so, near the middle of two values, of the dtype.
-
-    Args:
-        sums: of each group, as ``RunningMean.sums`` returns them; all have the same names.
-        total: the sum of all coefficients, above 0.
-        dtypes: the dtype of each tensor of the mean.
-
-    Raises:
-        PayloadError: there is no group, the total is not above 0, or names or shapes differ.
-    """
-    if not sums or not 0 < total < float("inf"):
-        raise PayloadError("there is nothing to average: no group, or no total above 0")
-    for group in sums:
-        if group.keys() != dtypes.keys():
-            key = min(group.keys() ^ dtypes.keys())
-            raise PayloadError(f"tensor {key!r} is in some sums only")
-    mean = weighted_mean(sums, [1.0] * len(sums), total)
-    return packed({name: mean[name].to(dtype) for name, dtype in dtypes.items()})
-
-
 def _block(upload: Mapping[str, Tensor], names: tuple[str, ...], layout: BlockLayout) -> Tensor:
     """Return the block of an upload with these tensors, in this order; PayloadError of others."""
     if isinstance(upload, PackedWeights) and (upload.names, upload.layout) == (names, layout):

@@ -118,3 +118,8 @@ def _reason(method: Method, run: RunFacts) -> str:
     if none and asked(method, "tells_classes", TELLS, False):
         return f"{method.name} has to tell which classes a client has"
     return ""
+
+
+def needs_server_data(method: Method | type[Method]) -> bool:
+    """Tell whether a server half trains on examples; a class of one's own says it by that name."""
+    return bool(asked(method, "needs_server_data", {"fedic": True}, False))

@@ -16,7 +16,7 @@ from functools import cache
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.metric_tables import is_written_by_runs
+from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
 from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts
 from fedmodels.tensors.bundle import Bundle, Weights

@@ -21,7 +21,8 @@ from fedcli.data.sets.source import Source
 from fedcli.data.sets.tiny_imagenet import _images_in
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_store import PartitionStore
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.errors import DataError
 from fedsrv.parts.server_data import read_server_data
 

@@ -27,7 +27,8 @@ from fedcli.data.store.own_files import cut_before, remembered
 from fedcli.data.store.partition_store import PartitionStore, StoredClient
 from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.site import cut
-from fedcli.data.store.stream import TaskStream, Validation
+from fedcli.data.store.stream import TaskStream
+from fedcli.data.store.validation import Validation
 from fedmodels.errors import ArchiveNotWritten, DataError
 from fedmodels.run_classes import ClassChange, RunClasses
 from tests.fedcli.data import test_partition_store as stores

@@ -11,7 +11,8 @@ import pytest
 
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.errors import DataError
 
 

@@ -19,7 +19,8 @@ from fedcli.data.image_files import pixels_of, read_image
 from fedcli.data.own.functions import as_array
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
 

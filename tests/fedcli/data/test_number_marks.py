@@ -12,7 +12,8 @@ import pytest
 from fedcli.data.own.new_inputs import _read_tables
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.transforms import TableTransform
 from fedmodels.errors import ConfigError, DataError
 

@@ -17,7 +17,8 @@ from fedcli.data.store.commands import run_partition
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.stream import TaskStream, global_test_tensors
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.scenario import Iid, Natural
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel

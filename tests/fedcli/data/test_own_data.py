@@ -22,7 +22,8 @@ from fedcli.data.own.examples import coded
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.findings import inspect
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, DataError, PayloadError, RunFailed, TrainingFailed
 from fedmodels.resolution import experiment_of
 from fedsrv.engine.admission import Admission

@@ -25,7 +25,8 @@ from fedcli.data.store.client_data import PARTS
 from fedcli.data.store.growing import Incoming, add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.site import cut
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.recipe import recipe_of
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError

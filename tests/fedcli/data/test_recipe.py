@@ -17,7 +17,8 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import tell_own
 from fedcli.data.store.growing import Incoming, add_task
 from fedcli.data.store.site import cut
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.recipe import Recipe, SiteColumn, recipe_in, recipe_of
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import ConfigError, DataError, PayloadError

@@ -18,7 +18,8 @@ from fedcli.data.cuts.held_out import last_of_each, near_tests, tasks_in_order
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
-from fedmodels.config.data import Columns, Data
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.scenario import DirichletPooled, Natural, ScenarioTable
 from fedmodels.errors import ConfigError, DataError
 

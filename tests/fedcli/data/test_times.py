@@ -9,7 +9,7 @@ import pytest
 
 from fedcli.data.own.table_files import read_table
 from fedcli.data.own.times import times_of
-from fedmodels.config.data import Columns
+from fedmodels.config.columns import Columns
 from fedmodels.errors import DataError
 
 

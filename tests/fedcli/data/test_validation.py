@@ -16,8 +16,10 @@ from fedcli.data.store.commands import export_partition, run_partition
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_writer import Layout, write_partition
 from fedcli.data.store.site import cut
-from fedcli.data.store.stream import TaskStream, Validation
-from fedmodels.config.data import Columns, Data
+from fedcli.data.store.stream import TaskStream
+from fedcli.data.store.validation import Validation
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.config.origin import differences
 from fedmodels.config.scenario import Dirichlet, Iid, Natural
 from fedmodels.errors import DataError

@@ -15,7 +15,8 @@ from fedcli.data.own import huggingface
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
-from fedcli.data.store.stream import TaskStream, Validation
+from fedcli.data.store.stream import TaskStream
+from fedcli.data.store.validation import Validation
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import DirichletPooled, Iid

@@ -264,6 +264,6 @@ def test_keys_of_drift_need_drift():
 
 
 def test_the_figures_are_those_of_the_page_of_metrics():
-    from fedmodels.numerics.metric_names import METRICS
+    from fedmodels.numerics.metric_tables import METRICS
 
     assert {*NAMES, *PLACES} <= METRICS.keys()

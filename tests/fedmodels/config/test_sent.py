@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from fedmodels.config.bounds import HERE, NAMED
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.sent import without_places
+from fedmodels.config.sent import tables_in, without_places
 from fedmodels.errors import ConfigError
 from fedmodels.methods import method_class
 from fedmodels.methods import names as method_names
@@ -72,7 +72,7 @@ SWITCHES = {
 def fields(model: type[BaseModel] = Experiment, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key that a config may have, with what checks it."""
     for name, field in model.model_fields.items():
-        tables = [kind for kind in parts(field.annotation) if is_table(kind)]
+        tables = tables_in(field.annotation)
         if not tables:
             yield path + name, field
         for table in tables:
@@ -84,10 +84,6 @@ def parts(annotation: Any) -> list[Any]:
     if get_origin(annotation) is Literal:
         return []
     return [annotation, *(each for arg in get_args(annotation) for each in parts(arg))]
-
-
-def is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def takes_any_text(annotation: Any) -> bool:

@@ -20,11 +20,10 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import _CLASSES, file_of, method_class, names
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet
-from fedmodels.parts.server_data import needs_server_data
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.asked import keeps_state
+from fedmodels.training.asked import keeps_state, needs_server_data
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.hooks import broadcast, init_server, reduce, takes_means
 from fedmodels.training.method import LocalResult, Method

@@ -20,7 +20,6 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.methods.fedmlp import Levels
 from fedmodels.numerics.clustering import cluster, nearest
 from fedmodels.numerics.distances import divergence, smooth_l1
-from fedmodels.numerics.metrics import minority_classes
 from fedmodels.numerics.prototypes import ByClass
 from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.techniques.levels import (
@@ -29,6 +28,7 @@ from fedmodels.techniques.levels import (
     class_counts,
     grown_levels,
     minority_by_counts,
+    minority_classes,
 )
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes

@@ -12,7 +12,7 @@ from fedcli.data.store.commands import run_partition
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make, method_class
 from fedmodels.methods.pfedgrp import PERSONAL
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_tables import metric
 from fedmodels.techniques import server_replay
 from fedmodels.techniques.aggregation_weights import BestWeights, LearnedWeights, find_all
 from fedmodels.techniques.class_replay import Judge, Rehearsal, ReplayedExamples

@@ -2,12 +2,16 @@
 
 import pytest
 
-from fedmodels.numerics.metric_names import (
+from fedmodels.numerics.metric_names import OF_TARGETS, OF_UPLOADS, is_written_by_runs
+from fedmodels.numerics.metric_tables import (
+    FIGURES,
     METRICS,
+    REPORTED,
+    SCORES,
+    UPLOADS,
     is_known,
     metric,
 )
-from fedmodels.numerics.metric_tables import is_written_by_runs
 
 
 def test_endings_say_on_what_and_over_which_classes():
@@ -48,3 +52,11 @@ def test_what_the_tables_do_not_have():
 def test_no_two_names_for_one_thing():
     texts = [(m.title, m.meaning) for m in METRICS.values()]
     assert len(set(texts)) == len(texts)
+
+
+def test_runs_know_the_names_that_the_tables_explain():
+    assert [each.name for each in UPLOADS] == [*OF_UPLOADS]
+    assert [*FIGURES] == [*OF_TARGETS]
+    assert all(is_written_by_runs(each.name) for each in SCORES)
+    of_runs = {each.name for each in REPORTED if is_written_by_runs(each.name)}
+    assert of_runs == {*OF_UPLOADS, "loss", "prototype_drift"}

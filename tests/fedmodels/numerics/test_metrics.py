@@ -19,8 +19,8 @@ from fedmodels.numerics.metrics import (
     macro_f1,
     mean_accuracy,
     mean_and_std,
-    minority_classes,
 )
+from fedmodels.techniques.levels import minority_classes
 
 PAIRS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30)
 

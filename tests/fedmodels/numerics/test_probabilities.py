@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from fedmodels.numerics.metrics import Probabilities
+from fedcli.parts.probabilities import Probabilities
 
 
 def drawn(n=200, classes=4, seed=0):

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from fedmodels.numerics.metric_names import REPORTED, is_known
+from fedmodels.numerics.metric_tables import REPORTED, is_known
 
 COVERS = (
     "noise", "server", "config", "random", "place", "answer", "words", "parts",

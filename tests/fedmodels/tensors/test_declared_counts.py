@@ -13,7 +13,8 @@ from fedmodels.tensors.declared_counts import (
     check_numbers,
 )
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
-from fedmodels.tensors.weighted_mean import MAX_INTEGER, RunningMean, mean_of_sums, weighted_mean
+from fedmodels.tensors.weighted_mean import MAX_INTEGER, RunningMean, weighted_mean
+from fedsrv.relay.grouped_intake import mean_of_sums
 
 
 def normalised(variance: float = 1.0, counted: int = 7, weight: float = 0.5) -> dict[str, Tensor]:

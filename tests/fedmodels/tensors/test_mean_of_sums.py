@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.packed_weights import PackedWeights
 from fedmodels.tensors.packed_weights import packed as in_a_block
-from fedmodels.tensors.weighted_mean import RunningMean, mean_of_sums, weighted_mean
+from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
+from fedsrv.relay.grouped_intake import mean_of_sums
 
 DTYPES = {"base/steps": torch.int64, "base/w": torch.float32}
 

@@ -20,7 +20,7 @@ import pytest
 
 from fedmodels.charts import svg
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_tables import metric
 from fedmodels.printable import bytes_text
 from fedsrv.dashboard.live import (
     MAX_CLIENTS,

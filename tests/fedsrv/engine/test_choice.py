@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.metric_names import is_known, metric
+from fedmodels.numerics.metric_tables import is_known, metric
 from fedmodels.numerics.metrics import chosen
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.parts.stopping import Stopping, check_stopping

@@ -2,7 +2,7 @@
 
 ``definitions.json`` has the figures of counts that a seed draws. Where one of them changes or goes,
 the metric means something else in new records than in old ones. Then ``DEFINITIONS`` of
-``fedmodels/numerics/metric_tables.py`` is raised, and ``FEDTIDE_REWRITE_DEFINITIONS=1 pytest`` of
+``fedmodels/numerics/metric_names.py`` is raised, and ``FEDTIDE_REWRITE_DEFINITIONS=1 pytest`` of
 this file writes the figures anew. A metric that is new changes no old one: the figures alone are
 written anew.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmodels.numerics.metric_tables import DEFINITIONS
+from fedmodels.numerics.metric_names import DEFINITIONS
 from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.client_profile import Profile
@@ -28,7 +28,7 @@ GROUPS = {"many": [0], "minority": [2, 3]}
 CLASSES, TASKS = 4, 2
 CHANGED = (
     "{}: other figures than before. Where a metric means something else now, or is gone, raise "
-    "DEFINITIONS of fedmodels/numerics/metric_tables.py; then FEDTIDE_REWRITE_DEFINITIONS=1 pytest "
+    "DEFINITIONS of fedmodels/numerics/metric_names.py; then FEDTIDE_REWRITE_DEFINITIONS=1 pytest "
     + KEPT.with_name("test_definitions.py").name
     + " writes the figures anew"
 )

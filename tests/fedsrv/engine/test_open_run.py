@@ -19,7 +19,8 @@ import pytest
 import fedtide
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.growing import add_task
-from fedcli.data.store.stream import TaskStream, Validation
+from fedcli.data.store.stream import TaskStream
+from fedcli.data.store.validation import Validation
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Trigger
 from fedmodels.config.training import LrSchedule

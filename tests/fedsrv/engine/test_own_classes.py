@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fedcli.data.store.growing import add_task
-from fedmodels.class_names import MAX_LETTERS, alike, named, near, spelt
+from fedmodels.class_names import MAX_LETTERS, alike, named, near
 from fedmodels.errors import DataError, PayloadError, RunFailed
 from fedsrv.engine.admission import Admission
-from fedsrv.parts.open_admission import OpenAdmission, first_classes
+from fedsrv.parts.open_admission import OpenAdmission, first_classes, spelt
 from fedsrv.parts.stages import RunPaused
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment

@@ -18,7 +18,8 @@ import torch
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
-from fedcli.data.store.stream import TaskStream, Validation
+from fedcli.data.store.stream import TaskStream
+from fedcli.data.store.validation import Validation
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.run_classes import ClassChange, RunClasses

@@ -1,5 +1,6 @@
 import json
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +16,10 @@ from fedsrv.engine.schedule import steps
 from fedsrv.engine.scores import Scores, client_rows, own_test, round_metrics
 from fedsrv.engine.summary import (
     accuracy_lost,
-    afm_of,
-    check_reference,
-    iaa_series,
     run_metrics,
     summarise,
 )
+from fedsrv.parts.reference import afm_of, check_reference, iaa_series
 from tests.conftest import tiny_experiment
 
 
@@ -640,7 +639,8 @@ def test_a_figure_that_cannot_be_computed_is_missing_and_fails_no_run(tmp_path):
     def fails():
         raise ValueError("Expected more than 1 value per channel\nand more")
 
-    found = summarise(records, experiment, "after_local", "digest", fails)
+    afm = {"afm": partial(afm_of, experiment=experiment)}
+    found = summarise(records, experiment, "after_local", "digest", fails, of_parts=afm)
     assert found["metrics"] == pytest.approx({"a_glo": 0.1, "iaa": 0.2, "aa": 0.2})
     assert found["compute"] == {"peak_client_rss_bytes": 0}
     assert (

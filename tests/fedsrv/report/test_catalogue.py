@@ -11,7 +11,7 @@ from fedmodels.config.presets import preset_file, presets
 from fedmodels.errors import ConfigError
 from fedmodels.methods import file_of, make, method_class, names, settings_of
 from fedmodels.nets import net_names
-from fedmodels.numerics.metric_names import METRICS
+from fedmodels.numerics.metric_tables import METRICS
 from fedsrv import catalogue, net_catalogue
 from fedsrv.catalogue import method_table, methods_table, metrics_markdown, metrics_table
 from fedsrv.config_schema import config_schema

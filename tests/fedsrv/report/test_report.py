@@ -27,7 +27,7 @@ from rich.table import Table
 
 from fedmodels.charts import Spread
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_tables import metric
 from fedmodels.numerics.metrics import forgetting
 from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities

@@ -12,7 +12,7 @@ import pytest
 
 import fedtide
 from fedmodels.errors import ArchiveError
-from fedmodels.numerics.metric_tables import DEFINITIONS
+from fedmodels.numerics.metric_names import DEFINITIONS
 from fedsrv.report.tables import report_command
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.recovery import recover

@@ -21,7 +21,7 @@ import fedsrv.cli
 from fedmodels.config.presets import preset_file
 from fedmodels.config_file import parse_experiment, read_experiment
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
-from fedmodels.numerics.metric_names import metric
+from fedmodels.numerics.metric_tables import metric
 from fedmodels.own_code import with_place
 from fedsrv.report.frame import RunNumbers, difference, group_runs
 from fedsrv.state.run_record import read_run
