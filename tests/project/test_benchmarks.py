@@ -18,7 +18,7 @@ TINY = {
     "overhead": "--clients 2 --rounds 4",
     "reductions": "--clients 7 --parameters 1000",
     "relays": "--clients 4 --relays 2 --rounds 4",
-    "scale": "--clients 2 --widths 8 --classes 3 --populations 4 --cohort 2 --rounds 4",
+    "scale": "--clients 2 --widths --classes 3 --populations 4 --cohort 2 --rounds 4",
     "secure_sum": "--clients 3 --parameters 100 --gone 0",
     "sides": "--clients 2 --sides 2 auto --turns 1 --rounds 4",
     "transport": "--megabytes 1 --repeats 3 --clients 1",
