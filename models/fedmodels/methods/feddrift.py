@@ -42,7 +42,7 @@ from fedmodels.training.run import RunFacts
 NEW = "new"
 """The role of a model that a client began as none of the others fits."""
 UNKNOWN = -1.0
-"""Of a client that has not trained."""
+"""Of a client that has not trained: lower than every accuracy, so that nothing falls from it."""
 MOST_TASKS = 1 << 16
 
 
@@ -230,7 +230,7 @@ class FedDrift(FedAvg):
         is_known = len(table) > now and table[now] >= 0
         model, accuracy = ctx.once(self._best, payload, state)
         drifted = not is_known and _before(ctx, state) - accuracy > self.delta
-        drifted &= _before(ctx, state) != UNKNOWN and len(ctx.stream.train(now)[1]) > 0
+        drifted &= len(ctx.stream.train(now)[1]) > 0
         own, held = self.models if drifted else model, dict[int, list[tuple[Tensor, Tensor]]]()
         for task, part in ctx.stream.train_each(now).items():
             at = own if task == now else int(table[task]) if task < len(table) else -1
