@@ -62,6 +62,8 @@ def backup(run: Path, to: Path) -> int:
             shutil.rmtree(to)  # it holds no file
         fresh.rename(to)
         sync_path(to.absolute().parent)
+    except ArchiveError as error:  # what is wrong with the copy is wrong with the run
+        raise ArchiveError(str(error).replace(str(fresh), str(run))) from None
     except (OSError, sqlite3.OperationalError) as error:
         raise RunFailed(f"{to} cannot be written: {reason_of(error)}") from None
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,19 @@ def test_a_file_that_cannot_be_read_is_named_by_the_line(digits, tmp_path):
         backup(run, tmp_path / "copy")
     with pytest.raises(RunFailed, match=r"^/proc/x cannot be written: [^;]*$"):
         backup(run, Path("/proc/x"))
+
+
+def test_a_damaged_run_is_named_and_not_its_copy(digits, tmp_path):
+    """The copy is gone when people read the line."""
+    run = tmp_path / "run"
+    run_in_process(tiny_experiment(schedule={"rounds": 1}), digits, run)
+    with closing(sqlite3.connect(run / "run.db")) as db:
+        db.execute("DROP TABLE chain")
+        db.commit()
+    with pytest.raises(ArchiveError) as told:
+        backup(run, tmp_path / "copy")
+    assert str(told.value).startswith(f"{run}/run.db is damaged (it has no table 'chain')")
+    assert str(told.value).endswith(f"fedsrv recover {run}")
 
 
 def test_what_is_no_run_or_no_backup_is_refused_in_a_line(tmp_path):
