@@ -27,6 +27,7 @@ from fedmodels.training.asked import keeps_state, needs_server_data
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.hooks import broadcast, init_server, reduce, takes_means
 from fedmodels.training.method import LocalResult, Method
+from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output, Stepped
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -35,7 +36,7 @@ from fedsrv.engine.cohort import Answer
 from fedsrv.engine.reduction import StreamingMean
 from fedtide.testing import CHECKS, Case, check_method
 from fedtide.testing.case import Finished, Trained, states_of
-from fedtide.testing.trial import context_of, method_of, server_context, tiny_experiment
+from fedtide.testing.trial import context_of, few_in, method_of, server_context, tiny_experiment
 from tests.runs import WholeRuns
 
 ALIGNED = {"name": "vit-tiny", "mlp_ratio": 1, "blocks": 2, "alp": True, "prototypes": [16, 8]}
@@ -144,6 +145,12 @@ def cases(
     }
 
 
+@pytest.fixture(scope="module")
+def few(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Clients with little to train on; client 1 has one example."""
+    return few_in(tmp_path_factory.mktemp("few") / "data", digits)
+
+
 ALIKE = {
     "bfloat16_stays_within_the_net", "one_example_makes_no_batch_statistics", "the_seed_matters",
 }  # fmt: skip
@@ -153,7 +160,8 @@ ALIKE = {
 def _is_held_elsewhere(name: str, switches: Mapping[str, Any], check: str) -> bool:
     """Tell whether another test holds what a check would see of a case.
 
-    ``test_class_growth`` lets every case grow. A run with batch statistics is one with little data.
+    ``test_class_growth`` lets every case grow. A run with batch statistics is one with little data,
+    but for a batch of one example: ``test_a_client_with_one_example_trains`` has that.
     Of methods that send alike and keep states alike, the engine keeps the states of all as of one.
     """
     if check == "a_class_may_come_later":
@@ -187,6 +195,15 @@ def test_a_method_that_takes_means_takes_them_by_the_rule(case, cases):
     made.method.aggregate(server_context(made.run, 0, (0, 1)), made.state, uploads)
     pools = made.method.name == "centralized" and not made.method.private  # one upload alone
     assert uploads.was_asked == (takes_means(made.method) or pools)
+
+
+@EVERY_NAME
+def test_a_client_with_one_example_trains(name, cases, few):
+    """A net with batch statistics leaves a batch of one example out, so it cannot show this."""
+    case = replace(cases[repr((name, {}))], data=few)
+    made = case.trained([1], case.experiment(scenario={"tasks": 1}))
+    check_upload(made.method, made.method.upload_spec(made.run), made.sent[1])
+    assert made.results[1].num_examples == 1
 
 
 def means_in_order(made: Trained) -> Uploads:
