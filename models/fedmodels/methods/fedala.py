@@ -12,13 +12,14 @@ Deviations: docs/methods/fedala.md.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.func import functional_call
 
-from fedmodels.config.bounds import Count, NonNegative, PositiveCount
+from fedmodels.config.bounds import Count, NonNegative
 from fedmodels.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -46,7 +47,7 @@ class FedAla(FedAvg):
 
     p: Count = 1
     """How many of the highest layers are mixed; 0 is all."""
-    s: PositiveCount = 80
+    s: Annotated[int, Field(ge=1, le=100)] = 80
     """Per cent of the examples that W learns from."""
     eta: NonNegative = 1.0
     """Learning rate of W; 0 is FedAvg."""

@@ -150,13 +150,18 @@ class FedDrift(FedAvg):
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         groups: dict[str, dict[int, Weights]] = {}
         counts: dict[str, dict[int, float]] = {}
+        given: dict[str, str] = {}
         for client, upload in uploads.items():
             for role in roles_in(upload, ctx.run.forms):
+                if role == NEW and not _may_drift(ctx, state, client):
+                    continue
                 place = self.models if role == NEW else int(role.removeprefix("model"))
                 n, key = float(upload.weights["examples"][place]), self._group(role, client)
                 counts.setdefault(key, {})[client] = n if self.weighting == "examples" else 1.0
-                groups.setdefault(key, {})[client] = part_of(upload.weights, role)
-        means = uploads.means(groups, counts)
+                start = f"model{upload.scalars['model']:.0f}" if role == NEW else role
+                own = under(given.setdefault(key, start), part_of(upload.weights, role))
+                groups.setdefault(key, {})[client] = own  # named like what it was trained from
+        means = {k: part_of(m, given[k]) for k, m in uploads.means(groups, counts).items()}
         trained = {k: t for role, mean in means.items() for k, t in under(role, mean).items()}
         known = {k: t for k, t in trained.items() if not k.startswith(NEW)}
         begun = {k: t for k, t in trained.items() if k.startswith(NEW)}
@@ -170,7 +175,8 @@ class FedDrift(FedAvg):
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         """Keep who has which model, and the new ones; count the drifts."""
         board = Board.of(state, ctx)
-        moved = {c: self._group(NEW, c) for c, u in uploads.items() if u.scalars["drifted"]}
+        told = [c for c, upload in uploads.items() if upload.scalars["drifted"]]
+        moved = {c: self._group(NEW, c) for c in told if _may_drift(ctx, state, c)}
         for client, upload in uploads.items():
             if client not in moved:
                 board.takes(client, ctx.task_of(client), int(upload.scalars["model"]))
@@ -196,7 +202,9 @@ class FedDrift(FedAvg):
             return 0
         examples = torch.stack([weights["examples"][:-1] for weights in told]).sum(0)
         correct = torch.stack([weights["correct"] for weights in told]).sum(0)
+        whose = {m for row in board.tables.values() for m in row}  # what clients claim beyond it
         met = [m for m in board.nets if board.born[m] != ctx.task and int(examples[m])]
+        met = [m for m in met if m in whose]
         accuracy = (correct / examples)[met][:, met].double().numpy()
         groups = clusters(accuracy, self.delta)
         return sum(board.merge([met[place] for place in group]) for group in groups)
@@ -377,9 +385,10 @@ class Board:
         if not weights:
             return None
         free = [m for m in range(len(self.used)) if m not in self.nets]
-        place = free[0] if free else min(self.nets, key=lambda m: self.used[m])
-        if not free and any(row[-1] == place for row in self.tables.values()):
+        idle = self.nets.keys() - {row[-1] for row in self.tables.values()}
+        if not free and not idle:
             return None
+        place = free[0] if free else min(sorted(idle), key=lambda m: self.used[m])
         self._renamed([place], -1)
         self.nets[place], self.born[place], self.used[place] = weights, self.step, self.now
         return place
@@ -409,6 +418,12 @@ def _models(state: ServerState) -> list[int]:
     """Return the numbers of the models that there are."""
     roles = {key.partition("/")[0] for key in state.common.weights}
     return sorted(int(role.removeprefix("model")) for role in roles)
+
+
+def _may_drift(ctx: ServerContext, state: ServerState, client: int) -> bool:
+    """Tell whether a client may say that no model fits: it has none on its task yet."""
+    row = state.clients[client].weights["models"].tolist() if client in state.clients else []
+    return row[ctx.task_of(client) :][:1] in ([], [-1])
 
 
 def _table(payload: Bundle) -> Tensor:

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from fedmodels.config.reduction import Reduction
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.feddrift import clusters
 from fedmodels.nets.split import weights_of
+from fedmodels.reductions.rule import rule_of
+from fedmodels.tensors.aggregation_rule import Facts
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.training.contexts import Position, ServerContext, ServerState
@@ -172,6 +175,55 @@ def test_the_longest_unused_model_makes_room():
     after, _ = reduced(experiment, state, 1, {0: result.upload})
     assert slopes(after)["model2"] == pytest.approx(0.119203, abs=1e-6)
     assert rows(after) == {0: [0, 2], 1: [-1, 1, 0]}
+
+
+def test_a_model_in_use_makes_no_room():
+    """Client 1 is away, and has the longest unused model; model 2 is nobody's now."""
+    tables = {0: [0], 1: [1], 2: [2, 0]}
+    state = server_of({0: 1.0, 1: 3.0, 2: 3.0}, tables, used=(5, 3, 4), born=(-1, -1, -1))
+    experiment = drifting()
+    result = trained(experiment, state, 0, ([1.0], [0]), ([1.0], [1]))
+    after, _ = reduced(experiment, state, 1, {0: result.upload})
+    assert rows(after) == {0: [0, 2], 1: [1], 2: [-1, 0]}
+
+
+def test_counts_of_models_that_nobody_has_merge_nothing():
+    tables = {0: [0, 0]}
+    state = server_of({0: 1.0, 1: 3.0, 2: 3.0}, tables, used=(1, 1, 1), step=0)
+    right = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 1]])
+    counts = {"examples": torch.tensor([1, 1, 1, 0]), "correct": right}
+    told = {"num_examples": 1.0, "model": 0.0, "drifted": 0.0}
+    lie = Bundle({f"model0/{HEAD}": RAY, **counts}, scalars=told)
+    after, metrics = reduced(drifting(), state, 1, {0: lie})
+    assert (len(slopes(after)), metrics["models_merged"]) == (3, 0)
+
+
+@pytest.mark.parametrize("name", ["feddrift", "feddrift-eager"])
+def test_a_client_drifts_once_a_task(name):
+    """Client 0 has a model on task 1, and says in a later round that none fits."""
+    sent = {f"new/{HEAD}": 9 * RAY, "examples": torch.tensor([0, 0, 0, 1])}
+    lie = Bundle(sent, scalars={"num_examples": 1.0, "model": 0.0, "drifted": 1.0})
+    state = server_of({0: 1.0}, {0: [0, 0]}, step=1)
+    after, metrics = reduced(drifting(name), state, 1, {0: lie})
+    assert (slopes(after), rows(after)) == ({"model0": 1.0}, {0: [0, 0]})
+    assert metrics["clients_drifted"] == 0
+
+
+@pytest.mark.parametrize("name", ["feddrift", "feddrift-eager"])
+def test_rules_measure_from_what_a_model_was_trained_from(name):
+    """The step of the new model moves a by s(2) = .8807970, so its difference has the norm
+    sqrt(2) .8807970, and half of it is left: a is 1 - .4403985. Model 0 moves by 1 - s(2), less.
+    """
+    experiment = drifting(name)
+    rule = rule_of(Reduction(reduce="norm_clipped", clip_norm=2**0.5 * 0.8807970 / 2))
+    state = server_of({0: 1.0}, {0: [0]})
+    result = trained(experiment, state, 0, ([1.0], [0]), ([1.0], [1]))
+    method, ctx = method_of(experiment), server_at(experiment, 1)
+    facts = Facts(given=method.broadcast(ctx, state)[0])
+    uploads = as_uploads(method, {0: result.upload}, rule=rule, facts=facts)
+    assert slopes(reduce(method, ctx, state, uploads)[0]) == pytest.approx(
+        {"model0": 1.1192030, "model1": 0.5596015}, abs=1e-6
+    )
 
 
 def test_without_room_a_client_stays_with_what_fits_best():
