@@ -109,13 +109,16 @@ def _inputs(tensor: Mapping[str, Any], facts: ModelFacts) -> NewInputs:
     if "data" not in tensor:
         raise DataError(BINARY)
     values, shape = array_of(tensor["data"]), tensor.get("shape")
-    if not isinstance(shape, list) or not all(
+    most = len(facts.input_shape) + 1
+    if not (isinstance(shape, list) and len(shape) <= most) or not all(
         isinstance(size, float) and 1 <= size <= values.size and size.is_integer() for size in shape
     ):
         raise DataError(f"its shape is no list of sizes, such as {[1, *facts.input_shape]}")
     sizes = [*map(int, shape)]
     if values.size != math.prod(sizes):
         raise DataError(f"it has {values.size} numbers, and its shape is {sizes}")
+    if values.ndim > 1 and [*values.shape] != sizes:
+        raise DataError(f"its data are nested as {[*values.shape]}, and its shape is {sizes}")
     inputs = given(values.reshape(sizes), Path("the input"), facts)
     check_answer(len(inputs.x), facts)
     return inputs

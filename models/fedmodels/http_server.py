@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedmodels.errors import ConfigError, reason_of
+from fedmodels.shortages import most_files
 
 MAX_BYTES = 16 << 10
 """Size of a request line and its headers."""
@@ -44,8 +45,10 @@ SLOW_READER_S = 90.0
 """Time of a whole request, up to the last byte that the caller takes."""
 SLACK_S = 2
 """Time for the end itself, after that of the last answers."""
-MAX_CONNECTIONS = 1024
-"""Connections that are open; each takes an open file, and none a thread."""
+MAX_CONNECTIONS, MAX_TO_PAGES = 1024, 128
+"""Connections that are open and answered, to models and to pages; each takes an open file."""
+SHARE, SHARE_OF_PAGES = 4, 8
+"""They are no more than one in so many of the files that this process may open."""
 BEYOND = "beyond"
 """In the state of a request: its connection came when as many as may be were open."""
 BACKLOG = 512
@@ -56,11 +59,15 @@ class BoundedProtocol(H11Protocol):
     """uvicorn's protocol with a limit of time for what a caller sends and takes."""
 
     _timer: asyncio.TimerHandle | None = None
+    most = MAX_CONNECTIONS
+    """Connections that are answered; of more than twice as many the newest are closed at once."""
 
     def connection_made(self, transport: Any) -> None:
         """Begin to wait for a request; note whether more connections are open than may be."""
         super().connection_made(transport)
-        if len(self.connections) > MAX_CONNECTIONS:
+        if len(self.connections) > 2 * self.most:  # else what else the process does has no files
+            return transport.abort()
+        if len(self.connections) > self.most:
             self.app_state = {**self.app_state, BEYOND: True}
         self._wait(HEAD_S, None)
 
@@ -124,6 +131,8 @@ class HttpServer:
     """How this server may be asked for."""
     known = ""
     """What it answers, for those who ask for something else."""
+    most, share = MAX_CONNECTIONS, SHARE
+    """Connections that are answered at a time, and how large a part of the files they may be."""
 
     def __init__(
         self,
@@ -136,6 +145,9 @@ class HttpServer:
         """Bind to a place, on port 0 to any that is free; ConfigError if that is not possible."""
         self._host, self._allowed = host, allowed_hosts
         app = Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
+        app.router.redirect_slashes = False
+        self.most = max(1, min(self.most, most_files() // self.share))
+        protocol = type("Protocol", (BoundedProtocol,), {"most": self.most})
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # asyncio sends small parts at once on sockets that say that they are of TCP
         self._socket = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -151,7 +163,7 @@ class HttpServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self.port}/"
         config = uvicorn.Config(
-            self._for_here(app), http=BoundedProtocol, ws="none", lifespan="off", loop="asyncio",
+            self._for_here(app), http=protocol, ws="none", lifespan="off", loop="asyncio",
             log_config=None, access_log=False, server_header=False, backlog=BACKLOG,
             h11_max_incomplete_event_size=MAX_BYTES, timeout_keep_alive=HEAD_S,
             timeout_graceful_shutdown=graceful_s, proxy_headers=False,
@@ -173,7 +185,7 @@ class HttpServer:
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             if scope.get("state", {}).get(BEYOND):
-                line = f"more than {MAX_CONNECTIONS} connections are open: come again later"
+                line = f"more than {self.most} connections are open: come again later"
                 full = self.sent(self.refused(HTTPStatus.SERVICE_UNAVAILABLE, line))
                 full.headers["Connection"] = "close"
                 return await full(scope, receive, send)
@@ -199,8 +211,8 @@ class HttpServer:
             KeyboardInterrupt: Ctrl-C came.
         """
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn calls these when it has ended
-                signal.signal(number, lambda number, _: None)
+            for number in (signal.SIGINT, signal.SIGTERM):  # until uvicorn hears them, and after
+                signal.signal(number, self._server.handle_exit)
         self._server.run(sockets=[self._socket])
         if self._server.signalled == signal.SIGINT:
             raise KeyboardInterrupt
@@ -224,7 +236,9 @@ Pages = Mapping[str, Callable[[str], Response]]
 
 
 class PageServer(HttpServer):
-    """Serves pages at a place."""
+    """Serves pages at a place, beside a run that needs its process's files."""
+
+    most, share = MAX_TO_PAGES, SHARE_OF_PAGES
 
     def __init__(self, host: str, port: int, pages: Pages, policy: str = POLICY) -> None:
         """Bind to a place; raise ConfigError if that is not possible."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 from collections.abc import Iterator
 
 try:
@@ -67,6 +68,14 @@ def why_cut_off() -> str:
     if resource is None or resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY:
         return full
     return f"files of this process may get no larger (ulimit -f), or {full}"
+
+
+def most_files() -> int:
+    """Return how many files this process may open; where nothing bounds them, a large number."""
+    if resource is None:
+        return sys.maxsize
+    soft: int = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def too_few_files() -> str:

@@ -106,7 +106,9 @@ REFUSED: list[tuple[Any, str]] = [
     ({"inputs": [tensor(shape=(1.5, 4))]}, "its shape is no list of sizes"),
     ({"inputs": [tensor(shape=("3", 2))]}, "its shape is no list of sizes"),
     ({"inputs": [tensor(shape=(2, 2))]}, "it has 6 numbers, and its shape is [2, 2]"),
-    ({"inputs": [tensor(shape=(2, 3))]}, "the model takes [2]"),
+    ({"inputs": [tensor(shape=(2, 3))]}, "nested as [3, 2], and its shape is [2, 3]"),
+    ({"inputs": [tensor([1.0] * 6, (2, 3))]}, "the model takes [2]"),
+    ({"inputs": [tensor([1.0, 0.0], [1] * 70 + [2])]}, "its shape is no list of sizes"),
     ({"inputs": [tensor([[float("nan"), 1]], (1, 2))]}, "not finite"),
     ({"inputs": [{"name": "input", "shape": [1, 2], "datatype": "FP32"}]}, "binary_data=False"),
     ({"inputs": [tensor()], "outputs": [{"name": "y"}]}, "outputs are probabilities and class"),
@@ -137,6 +139,7 @@ def test_a_binary_request_and_another_model_or_version_are_refused(served):
     ):
         assert served(path) == (404, {"error": line})
     assert served("/predict", ROWS) == (404, {"error": several})
+    assert served("/health/")[0] == served("/models/client-0/predict/", ROWS)[0] == 404
     request = {"inputs": [tensor()]}
     assert served("/v2/models/client-0/versions/7/infer", request)[0] == 404
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -533,22 +533,33 @@ def test_of_more_callers_than_may_wait_each_is_answered_or_told_to_come_later(pl
 def test_callers_beyond_all_bounds_are_told_when_to_come_again(place, monkeypatch):
     """Of those that are connected, nobody is cut off; who came first is answered as before."""
     put_live(place, 0)
-    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(ModelServer, "most", 2)
     server = ModelServer("127.0.0.1", 0, {"7": LiveModel.of(place.folder.parent.parent, 7)})
-    end = server.begin("serving")
+    end, held = server.begin("serving"), server._server.server_state.connections
     try:
         first = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-        with closing(first):
-            assert status_of(first) == 200
-            with socket.create_connection(("127.0.0.1", server.port)):
-                while len(server._server.server_state.connections) < 2:
+        with closing(first), ExitStack() as others:
+
+            def connected(most: int) -> socket.socket:
+                address = "127.0.0.1", server.port
+                connection = others.enter_context(socket.create_connection(address, timeout=30))
+                while len(held) < most:
                     time.sleep(0.001)
+                return connection
+
+            assert status_of(first) == 200
+            for most in (2, 3):
+                connected(most)
                 assert status_of(first) == 200, "another one is too much"
             status, headers, told = headers_of(server, b"[1, 0]")
             assert (status, headers["retry-after"]) == (503, "1")
             assert (headers["connection"], len(told)) == ("close", 1)
+            while len(held) > 3:
+                time.sleep(0.001)
+            connected(4)
+            assert connected(4).recv(1) == b"", "files are left for the process itself"
             assert status_of(first) == 200
-        while server._server.server_state.connections:
+        while held:
             time.sleep(0.001)
         assert headers_of(server, b"[1, 0]")[0] == 200
     finally:

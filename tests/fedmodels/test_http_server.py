@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
@@ -88,6 +91,50 @@ def test_what_a_request_keeps_waiting_for_has_a_size(connect, request_, status):
     caller = connect()
     caller.sendall(request_)
     assert status in end_of(caller).split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "answered"), [(1 << 20, http_server.MAX_TO_PAGES), (256, 32), (5, 1)]
+)
+def test_pages_take_few_of_the_files_that_a_run_needs(monkeypatch, files, answered):
+    """Some hundred connections that asked for nothing had ended a run."""
+    monkeypatch.setattr(http_server, "most_files", lambda: files)
+    server = PageServer("127.0.0.1", 0, {"/": lambda accept: Response(b"here")})
+    end, held = server.begin("pages"), server._server.server_state.connections
+    place = ("127.0.0.1", server.port)
+    try:
+        with ExitStack() as stack:
+            for count in range(2 * answered):
+                stack.enter_context(socket.create_connection(place, timeout=30))
+                while len(held) <= count:
+                    time.sleep(0.001)
+            for _ in range(8):
+                more = stack.enter_context(socket.create_connection(place, timeout=30))
+                assert end_of(more) == b""
+            assert len(held) <= 2 * answered
+        while held:
+            time.sleep(0.001)
+        assert got(place) == 200
+    finally:
+        end()
+
+
+TOLD_EARLY = """
+import os, signal
+from fedmodels.http_server import PageServer
+server = PageServer("127.0.0.1", 0, {})
+run = server._server.run
+def begin(**given):
+    os.kill(os.getpid(), signal.SIGTERM)
+    run(**given)
+server._server.run = begin
+server.serve()
+"""
+
+
+def test_a_server_that_is_told_to_end_before_it_has_begun_ends():
+    words = [sys.executable, "-c", TOLD_EARLY]
+    assert subprocess.run(words, check=False, timeout=30).returncode == 143
 
 
 def test_a_machine_may_be_asked_by_its_name(address):
