@@ -20,9 +20,9 @@ class Traces:
         self._orders: dict[tuple[str, int], tuple[int, float]] = {}
         """The interaction of each client's last order of a kind, and when it was given."""
         self._begun: dict[int, float] = {}
-        self._last: dict[int, float] = {}
-        """Of each open interaction, when its first order was given and its last result came."""
-        self._committed = 0.0
+        """When the first order of each open interaction was given."""
+        self._trained = self._committed = 0.0
+        """When something trained came last, of any interaction, and when one was committed."""
 
     def take(self, event: Event) -> None:
         """Take in one event."""
@@ -33,9 +33,10 @@ class Traces:
                 self._orders[key] = at, now
             self._begun.setdefault(at, now)
         elif event.kind in ("upload", "failed"):
-            self._last[at] = now
             given = self._orders.items()
             for key in [k for k, (of, _) in given if (k[0], of) == (event.client, at)]:
+                if key[1] == rpc.ORDER_KIND_TRAIN:
+                    self._trained = now
                 kind = rpc.OrderKind.Name(key[1]).removeprefix("ORDER_KIND_").lower()
                 more = {"client": event.client, "kind": kind, "round": event.round}
                 way = (("order", f"{event.client} {key[1]}"),)
@@ -43,16 +44,15 @@ class Traces:
                 self._tell(way, event, begun, now, facts.get("reason", ""), **more)
         elif event.kind == "commit":
             begun = self._begun.pop(at, now - facts["seconds"])
-            came = self._last.pop(at, begun)
+            came = max(begun, self._trained)  # asynchronous rounds take what earlier ones ordered
             record = self._record(at)
             reduced = min(came + (record["seconds"].get("server", 0.0) if record else 0.0), now)
             self._tell((("reduce", ""),), event, came, reduced)
             self._tell((("commit", ""),), event, reduced, now)
             more = {"round": event.round, "task": facts["task"], "failed": len(facts["failed"])}
             self._tell((), event, begun, now, **more)
-            for moments in (self._begun, self._last):  # scores of earlier ones came after commits
-                for one in [one for one in moments if one < at]:
-                    del moments[one]
+            for one in [one for one in self._begun if one < at]:  # scored after its commit
+                del self._begun[one]
             self._committed = now
         elif event.kind == "scores" and self._committed:
             self._tell((("score", ""),), event, self._committed, now)

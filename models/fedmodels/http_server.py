@@ -66,7 +66,8 @@ class BoundedProtocol(H11Protocol):
         """Begin to wait for a request; note whether more connections are open than may be."""
         super().connection_made(transport)
         if len(self.connections) > 2 * self.most:  # else what else the process does has no files
-            return transport.abort()
+            transport.abort()
+            return
         if len(self.connections) > self.most:
             self.app_state = {**self.app_state, BEYOND: True}
         self._wait(HEAD_S, None)

@@ -39,7 +39,8 @@ def tells_traces() -> bool:
     asked = os.environ.get
     endpoint = asked("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or asked("OTEL_EXPORTER_OTLP_ENDPOINT")
     is_off = asked("OTEL_SDK_DISABLED", "").lower() == "true"
-    return bool(endpoint) and not is_off and asked("OTEL_TRACES_EXPORTER", "otlp") == "otlp"
+    exporters = (asked("OTEL_TRACES_EXPORTER") or "otlp").split(",")
+    return bool(endpoint) and not is_off and "otlp" in map(str.strip, exporters)
 
 
 def cores() -> int:

@@ -15,6 +15,8 @@ from typing import Any
 
 from fedmodels.errors import pip_line
 
+LAST_SPANS_S = 10.0
+"""Time at the end of a process for what is not sent yet."""
 Way = tuple[tuple[str, object], ...]
 """From an interaction to one of its spans: the name of each one, and what tells it from others of
 that name. Empty: the interaction itself."""
@@ -22,8 +24,8 @@ that name. Empty: the interaction itself."""
 
 def exported(service: str) -> tuple[Spans | None, str]:
     """Return what tells spans to the place that the environment names, or why there is none."""
-    over = os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http")
-    over = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", over).partition("/")[0]
+    over = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+    over = (over or os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL") or "http").partition("/")[0]
     try:
         place = f"opentelemetry.exporter.otlp.proto.{over}.trace_exporter"
         exporter = importlib.import_module(place).OTLPSpanExporter()
@@ -91,8 +93,10 @@ class Spans:
         span.end(int(max(begun_s, ended_s) * 1e9))
 
     def end(self) -> None:
-        """Send what is not sent yet."""
-        self._provider.shutdown()
+        """Send what is not sent yet, within ``LAST_SPANS_S``: OpenTelemetry has no such bound."""
+        last = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        last.start()
+        last.join(LAST_SPANS_S)
 
 
 class _Ids:

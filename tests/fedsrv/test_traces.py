@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import fedcli.tracing
+import fedmodels.spans
 import fedsrv.traces
 from fedcli.joining import host_of
 from fedcli.tracing import TracedHost, traced_host
@@ -96,6 +98,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://here"}, True),
         ({ENDPOINT: "http://here", "OTEL_SDK_DISABLED": "TRUE"}, False),
         ({ENDPOINT: "http://here", "OTEL_TRACES_EXPORTER": "none"}, False),
+        ({ENDPOINT: "http://here", "OTEL_TRACES_EXPORTER": ""}, True),
+        ({ENDPOINT: "http://here", "OTEL_TRACES_EXPORTER": "console, otlp"}, True),
     ],
 )
 def test_the_environment_asks_for_traces(asked, is_told, monkeypatch):
@@ -116,6 +120,49 @@ def test_a_client_without_the_package_says_what_is_missing_and_joins(monkeypatch
 def test_a_protocol_that_has_no_package_is_named(monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "smoke/signals")
     assert "opentelemetry-exporter-otlp-proto-smoke" in exported("it")[1]
+
+
+def test_a_variable_without_a_value_is_not_set(monkeypatch):
+    place = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
+    monkeypatch.setitem(sys.modules, place, None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    assert exported("it")[1].endswith("-proto-grpc")
+    for name in ("OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"):
+        monkeypatch.setenv(name, "")
+    assert not exported("it")[1].endswith("-proto-")
+
+
+def test_the_end_waits_for_no_collector_that_stalls(monkeypatch):
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    monkeypatch.setattr(fedmodels.spans, "LAST_SPANS_S", 0.01)
+    stalled, went_on = InMemorySpanExporter(), threading.Event()
+    monkeypatch.setattr(stalled, "shutdown", lambda: went_on.wait(20))
+    Spans("it", SimpleSpanProcessor(stalled)).end()
+    assert not went_on.is_set()
+    went_on.set()
+
+
+def test_what_is_ordered_earlier_is_reduced_when_it_came(monkeypatch):
+    """In asynchronous rounds, the commit had the time of the wait for uploads."""
+    from fedsrv.events import Event
+
+    told = kept(monkeypatch)
+    spans = fedcli.tracing.exported("fedsrv")[0]
+    assert spans is not None
+    record: Any = {"seconds": {"server": 2.0}}
+    traces = fedsrv.traces.Traces(spans, "run", lambda at: record)
+    traces.take(Event("order", "0", 3, 3, {"order": 1}, 10.0))
+    traces.take(Event("order", "1", 4, 4, {"order": 1}, 20.0))
+    traces.take(Event("upload", "0", 3, 3, {}, 90.0))
+    traces.take(Event("commit", "", 4, 4, {"seconds": 80.0, "task": 0, "failed": {}}, 95.0))
+    found = {one.name: one for one in told[0].get_finished_spans()}
+    times = {name: (one.start_time / 1e9, one.end_time / 1e9) for name, one in found.items()}
+    assert times == {
+        "order": (10, 90), "reduce": (90, 92), "commit": (92, 95), "interaction": (20, 95),
+    }  # fmt: skip
 
 
 def test_all_processes_leave_out_the_same_interactions(monkeypatch):
