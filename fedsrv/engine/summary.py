@@ -119,7 +119,7 @@ def run_metrics(
     if have_own_tasks:
         pass  # no task is one of all clients
     elif experiment.schedule.selects:
-        out |= _a_selby_task(records, experiment.evaluate.last_rounds)
+        out |= _a_sel_by_task(records, experiment.evaluate.last_rounds)
     else:
         out.pop("a_sel", None)  # the cohort is everybody: a_loc
     if spent := [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]:
@@ -160,7 +160,7 @@ def _last(scored: Sequence[Mapping[str, float]], rounds: int) -> dict[str, float
     return out
 
 
-def _a_selby_task(records: Sequence[Record], last_rounds: int) -> dict[str, float]:
+def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, float]:
     """Return A_sel after each task, at both moments (GLDP, figure 4); nothing of a single task."""
     out: dict[str, float] = {}
     received = "after_downlink" if is_scored_in(records, "after_downlink") else "global"

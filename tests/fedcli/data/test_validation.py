@@ -114,6 +114,25 @@ def test_a_cut_without_groups_is_told_of(tmp_path):
         stream.train(0)
 
 
+@pytest.mark.parametrize("by_group", [False, True])
+def test_training_data_with_other_counts_than_announced_are_not_stored(tmp_path, by_group):
+    """A part that is stored stays, so that it would outlive the mended file."""
+    data = ClientData(write(tmp_path / "data", kind="iid", tasks=2) / "0")
+    kept, place = Validation(0.4, by_group), data.directory / "task-0"
+    whole = {axis: np.load(place / f"train_{axis}.npy") for axis in "xy"}
+    np.save(place / "train_group.npy", np.arange(len(whole["y"])) // 3)
+    for axis, values in whole.items():
+        np.save(place / f"train_{axis}.npy", values[:-4])
+    with pytest.raises(DataError, match="does not hold the train counts"):
+        kept.store(data, 0)
+    assert not (place / kept.folder).exists()
+    for axis, values in whole.items():
+        np.save(place / f"train_{axis}.npy", values)
+    kept.store(data, 0)
+    chosen = kept.chosen(data, 0, whole["y"])
+    assert np.array_equal(np.load(place / kept.folder / "y.npy"), whole["y"][chosen])
+
+
 def numbered(tmp_path: Path, rows: int = 120, **columns: object) -> ClientData:
     """Return a site's data of rows that hold their number, in two sessions by turns."""
     labels = "x" * 30 + "y" * 30
