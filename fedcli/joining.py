@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -19,9 +20,12 @@ from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
-from fedmodels.resolution import received_experiment
+from fedmodels.resolution import received_data, received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import values_of
+
+if TYPE_CHECKING:
+    from fedcli.runtime.site_rules import SiteRules
 
 LOOK_FIRST = ("rules", "floor")
 """What a site brings that is held against a run before the site joins it."""
@@ -98,6 +102,7 @@ def host_of(
     if ledger is not None and require_privacy is None:
         raise ConfigError("--ledger goes with --require-privacy")
     brought, (ca, cert, key) = dict[str, Brought](), tls
+    rules = None
     if require_privacy is not None:
         from fedcli.parts.privacy.floor import floor_of
 
@@ -119,12 +124,12 @@ def host_of(
     if any(allowed):
         from fedcli.runtime.site_rules import SiteRules
 
-        brought["rules"] = SiteRules.of(*allowed)
+        brought["rules"] = rules = SiteRules.of(*allowed)
         if allowed[1] and has_cut:
             raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")
-    if not brought.keys().isdisjoint(LOOK_FIRST):
+    if min_cohort or not brought.keys().isdisjoint(LOOK_FIRST):
         _look(link, clients, brought, code, weights, has_cut=has_cut)
-    data, wanted = _brought(link, clients, data, states / "own-data", recipe)
+    data, wanted = _brought(link, clients, data, states / "own-data", recipe, rules)
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
     kind = Host
@@ -242,14 +247,17 @@ def _brought(
     data: Path,
     cache: Path,
     recipe: Path | None = None,
+    rules: SiteRules | None = None,
 ) -> tuple[Path, CountDetail]:
     """Return where clients' directories are, and how the run wants examples announced.
 
     The run is asked for that where files have to be cut; else it is "exact".
-    Files as a site has them are cut first.
+    Files as a site has them are cut first. What they are cut by is held against the site's rules
+    here: a server may say another ``[data]`` than that of the config it shows.
 
     Raises:
-        ConfigError: custom files are of several clients; or they cannot be cut.
+        ConfigError: custom files are of several clients; or they cannot be cut, or the site does
+            not allow it.
     """
     if _has_cut(clients, data, cache):
         if recipe is not None:
@@ -259,8 +267,11 @@ def _brought(
     from fedcli.data.store.site import cut  # reads tables and images
 
     wanted = link.prepare(client)
+    tables = values_of(wanted.data)
+    if rules is not None:
+        rules.check_columns(received_data(tables, "the server's [data]").columns)
     try:
-        place = cut(data, values_of(wanted.data), wanted.seed, client, cache, recipe)
+        place = cut(data, tables, wanted.seed, client, cache, recipe)
         return place, count_detail_in(wanted.announce)
     except DataError as error:  # as with a wrong option, the same command again is in vain
         raise ConfigError.like(error) from None

@@ -41,9 +41,12 @@ class SiteRules:
                 f"the run has method {method}, and this site allows {_listed(self.methods)}: "
                 "--allow-method"
             )
+        self.check_columns(experiment.data and experiment.data.columns)
+
+    def check_columns(self, columns: Columns | None) -> None:
+        """Look at the table by which files are to be read; ConfigError for one that is too much."""
         if not self.columns:
             return
-        columns = experiment.data and experiment.data.columns
         if not columns or columns.features is None:
             raise ConfigError(
                 "the run's config does not name the columns that it reads, [data.columns] features,"

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import typer
 
+from fedcli import joining
 from fedcli.cli import join
+from fedcli.joining import host_of
 from fedcli.runtime import staying
+from fedcli.runtime.link import Link
 from fedcli.runtime.site_rules import SiteRules
 from fedcli.runtime.staying import LOOK_S, OVER_S, Address, stay, take_part_in_all
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedmodels.options import words_of
+from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -178,3 +185,36 @@ def test_a_method_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"'fedavgg' is no method.*Did you mean 'fedavg'"):
         SiteRules.of(["fedavgg"], [])
     assert SiteRules.of(["mine.py:Mine"], []).methods == {"mine.py:Mine"}
+
+
+CPU = torch.device("cpu")
+
+
+def said_by_the_server(monkeypatch: pytest.MonkeyPatch, text: str, **more: Any) -> None:
+    """Have each Prepare answer that the run's config is this one, or what ``more`` says of it."""
+    experiment = parse_experiment(text).to_dict()
+    facts = {"data": table_of(experiment["data"]), "experiment": table_of(experiment), **more}
+    answer = rpc.PrepareResponse(run_id="0" * 32, **facts)
+    monkeypatch.setattr(Link, "prepare", lambda self, client, has_cut=False: answer)
+
+
+def test_files_are_cut_by_allowed_columns_alone_whatever_the_config_of_the_run_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server shows one config, and says another [data] to cut by."""
+    (tmp_path / "own.csv").write_text("ax,ay,secret,kind,walk\n" + "1,2,3,a,1\n" * 40)
+    other = parse_experiment(RUN.replace('"ay"', '"secret"')).to_dict()["data"]
+    said_by_the_server(monkeypatch, RUN, data=table_of(other))
+    monkeypatch.setattr("fedcli.data.store.site.cut", lambda *given: pytest.fail("it was cut"))
+    with pytest.raises(ConfigError, match="reads secret, and this site allows"):
+        host_of([0], "127.0.0.1:1", tmp_path / "own.csv", tmp_path / "states", CPU,
+                allowed=((), ("ax", "ay", "kind", "walk")))  # fmt: skip
+
+
+def test_a_floor_of_cohorts_is_held_against_a_run_before_it_is_joined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said_by_the_server(monkeypatch, RUN)
+    monkeypatch.setattr(joining, "_brought", lambda *given: pytest.fail("files were read"))
+    with pytest.raises(ConfigError, match=r"--min-cohort 3: this run has no \[privacy\] secure_sum"):
+        host_of([0], "127.0.0.1:1", tmp_path, tmp_path / "states", CPU, min_cohort=3)
