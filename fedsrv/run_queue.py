@@ -10,13 +10,13 @@ has not ended.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, cast, get_args
@@ -25,13 +25,15 @@ import tomli_w
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import with_whole_places
-from fedmodels.errors import ArchiveError, ConfigError, reason_of
+from fedmodels.errors import ArchiveError, ConfigError, RunFailed, RunStopped, reason_of
 from fedmodels.files import write_atomically
 from fedmodels.processes import run_program
-from fedsrv.state.run_directory import is_vacant, lock
+from fedsrv.state.run_directory import is_vacant, lock, refuse_in_use
 
 LOOK_S = 2.0
 """How often a queue looks for a run while it has none."""
+TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+"""Errors of a move to the name of a directory that holds something."""
 State = Literal["waiting", "running", "over", "failed", "withdrawn"]
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class QueuedRun:
         """How far the run is."""
         if not self.end.exists():
             return "waiting" if is_vacant(self.run) else "running"
-        said = self.end.read_text("utf-8").strip()
+        said = self.end.read_text("utf-8", "replace").strip()
         state = next((word for word in get_args(State) if word == said), None)
         if state is None:
             raise ArchiveError(f"{self.end} is damaged: it says {said[:20]!r}")
@@ -87,11 +89,14 @@ def submit(experiment: Experiment, queue: Path, name: str) -> QueuedRun:
         made.place.mkdir(parents=True)
         write_atomically(made.config, text, sync=True, private=True)
         while True:
-            numbers = [int(run.place.name[:4]) for run in runs_of(queue)]
-            place = queue / f"{max(numbers, default=0) + 1:04}-{name}"
-            with suppress(FileExistsError):  # another submission had the number meanwhile
+            last = max(map(_number, runs_of(queue)), default=0)
+            place = queue / f"{last + 1:04}-{name}"
+            try:
                 os.rename(made.place, place)
                 return QueuedRun(place)
+            except OSError as error:  # another submission had that name meanwhile
+                if error.errno not in TAKEN or not (place / "config.toml").exists():
+                    raise
     except OSError as error:
         raise ConfigError(f"the queue {queue} cannot be used: {reason_of(error)}") from None
 
@@ -100,8 +105,15 @@ def runs_of(queue: Path) -> list[QueuedRun]:
     """Return the runs of a queue, first come first; ConfigError if there is no such directory."""
     if not queue.is_dir():
         raise ConfigError(f"{queue} is no queue: fedsrv submit CONFIG --queue {queue} makes one")
-    places = queue.glob("[0-9][0-9][0-9][0-9]-*/config.toml")
-    return [QueuedRun(path.parent) for path in sorted(places)]
+    places = queue.glob("[0-9][0-9][0-9][0-9]*-*/config.toml")
+    runs = (QueuedRun(path.parent) for path in places)
+    return sorted((run for run in runs if _number(run) >= 0), key=lambda r: (_number(r), r.place))
+
+
+def _number(run: QueuedRun) -> int:
+    """Return which of the runs of its queue a run is; -1 where its name begins with no number."""
+    found = run.place.name.partition("-")[0]
+    return int(found) if re.fullmatch("[0-9]{4,9}", found) else -1
 
 
 def withdraw(queue: Path, name: str) -> None:
@@ -126,7 +138,8 @@ def serve_all(queue: Path, options: Sequence[str]) -> NoReturn:
         options: of ``fedsrv serve``, the same for each run.
 
     Raises:
-        ConfigError: the directory cannot be used.
+        ConfigError: the directory cannot be used, or its first run could not begin, as where the
+            address is taken: so might each of the others.
         RunFailed: another process serves the queue.
     """
     try:
@@ -134,11 +147,16 @@ def serve_all(queue: Path, options: Sequence[str]) -> NoReturn:
     except OSError as error:
         raise ConfigError(f"the queue {queue} cannot be used: {reason_of(error)}") from None
     try:
+        has_begun, is_idle = False, False
         while True:
-            if (run := next_of(queue)) is None:
-                time.sleep(LOOK_S)
-            else:
-                serve_one(run, options)
+            if (run := next_of(queue)) is not None:
+                serve_one(run, options, may_be_at_fault=has_begun)
+                has_begun, is_idle = True, False
+                continue
+            if not is_idle:
+                log.info("%s has no run that waits: fedsrv submit puts one there", queue)
+            is_idle = True
+            time.sleep(LOOK_S)
     finally:
         os.close(handle)
 
@@ -149,18 +167,46 @@ def next_of(queue: Path) -> QueuedRun | None:
     return left.get("running") or left.get("waiting")
 
 
-def serve_one(run: QueuedRun, options: Sequence[str]) -> None:
-    """Serve a run to its end, by a process of its own, and write down how it ended."""
+def serve_one(run: QueuedRun, options: Sequence[str], *, may_be_at_fault: bool = True) -> None:
+    """Serve a run to its end, by a process of its own, and write down how it ended.
+
+    A run that cannot begin has failed only if it may be at fault itself.
+
+    Raises:
+        ConfigError: it could not begin, and the options may be at fault; the run waits.
+        RunStopped: its process was asked to stop; the run has not ended.
+    """
     name = run.place.name
+    _wait_for(run)
     resume = [] if is_vacant(run.run) else ["--resume"]
     log.info("%s: %s", name, "goes on" if resume else "begins")
     words = ["serve", str(run.config), "--out", str(run.run), *resume, *options]
     status = run_program("fedsrv", words, lambda: run.state != "withdrawn")
     if run.state == "withdrawn":
         log.warning("%s: was withdrawn", name)
+    elif status == ConfigError.exit_code and not may_be_at_fault:
+        raise ConfigError(
+            f"{name} could not begin, for the reason above, and waits: mend that, or take the run "
+            f"out with fedsrv queue {run.place.parent} --withdraw {name}"
+        )
+    elif status == RunStopped.exit_code:  # somebody's SIGTERM meant the run's process alone
+        raise RunStopped(f"{name} was stopped; the same command goes on with it")
     elif status:
         log.error("%s: ended with status %d; the queue goes on with the next run", name, status)
         run.ends_as("failed")
     else:
         log.info("%s: is over", name)
         run.ends_as("over")
+
+
+def _wait_for(run: QueuedRun) -> None:
+    """Wait while another process serves a run: one that a queue which was killed has left ends."""
+    is_told = False
+    while run.state in ("waiting", "running"):
+        try:
+            return refuse_in_use(run.run)
+        except RunFailed as error:
+            if not is_told:
+                log.info("%s: waits: %s", run.place.name, error)
+            is_told = True
+            time.sleep(LOOK_S)

@@ -24,7 +24,7 @@ from fedpb.identities import (
 
 _AT_WORK = frozenset({CLIENT, EVALUATOR, RELAY})
 MAY: dict[str, frozenset[str]] = {
-    "Prepare": frozenset({CLIENT, RELAY}),
+    "Prepare": _AT_WORK,
     "Join": _AT_WORK,
     "JoinSeveral": frozenset({CLIENT, RELAY}),
     "Pull": _AT_WORK,

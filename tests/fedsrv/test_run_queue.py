@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +11,18 @@ import pytest
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
-from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.errors import ArchiveError, ConfigError, RunStopped
 from fedsrv import run_queue
-from fedsrv.run_queue import QueuedRun, next_of, runs_of, serve_one, submit, withdraw
+from fedsrv.run_queue import (
+    QueuedRun,
+    next_of,
+    runs_of,
+    serve_all,
+    serve_one,
+    submit,
+    withdraw,
+)
+from fedsrv.state.run_directory import lock
 
 
 @pytest.fixture
@@ -40,11 +50,82 @@ def test_runs_are_served_as_they_came_and_the_one_that_has_begun_first(
     assert [run.state for run in runs_of(tmp_path)] == ["withdrawn", "failed", "over"]
 
 
-def test_a_number_is_never_given_twice(tmp_path: Path, experiment: Experiment) -> None:
+def test_a_name_is_never_given_twice(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two submissions look at the same moment; the second finds its name taken, and looks again."""
     submit(experiment, tmp_path, "a")
-    (tmp_path / "0002-b").mkdir()
-    (tmp_path / "0002-b" / "notes").touch()  # another submission is about to have that name
-    assert submit(experiment, tmp_path, "c").place.name == "0002-c"
+    seen = [[], runs_of(tmp_path)]  # the first look came before the other submission
+    monkeypatch.setattr(run_queue, "runs_of", lambda queue: seen.pop(0))
+    assert submit(experiment, tmp_path, "a").place.name == "0002-a"
+    assert not seen
+
+
+def test_a_queue_counts_beyond_four_digits(tmp_path: Path, experiment: Experiment) -> None:
+    submit(experiment, tmp_path, "a").place.rename(tmp_path / "9999-z")
+    assert submit(experiment, tmp_path, "a").place.name == "10000-a"
+    assert [run.place.name for run in runs_of(tmp_path)] == ["9999-z", "10000-a"]
+
+
+def serving(monkeypatch: pytest.MonkeyPatch, *ends: int | BaseException) -> list[Sequence[str]]:
+    """Have each process that serves a run end so; return what they are called with."""
+    said, left = list[Sequence[str]](), [*ends]
+
+    def run_program(module: str, words: Sequence[str], is_wanted: object) -> int:
+        said.append(words)
+        end = left.pop(0)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr(run_queue, "run_program", run_program)
+    return said
+
+
+def test_where_the_first_run_cannot_begin_a_queue_ends_and_no_run_has_failed(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another process has the address: each run would end in the same way."""
+    for name in ("a", "b"):
+        submit(experiment, tmp_path, name)
+    serving(monkeypatch, 2)
+    with pytest.raises(ConfigError, match=r"0001-a could not begin, .*--withdraw 0001-a"):
+        serve_all(tmp_path, [])
+    assert [run.state for run in runs_of(tmp_path)] == ["waiting", "waiting"]
+    serving(monkeypatch, 0, 2, KeyboardInterrupt())
+    submit(experiment, tmp_path, "c")
+    with pytest.raises(KeyboardInterrupt):
+        serve_all(tmp_path, [])
+    assert [run.state for run in runs_of(tmp_path)] == ["over", "failed", "waiting"]
+
+
+def test_a_run_whose_process_was_asked_to_stop_has_not_failed(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = submit(experiment, tmp_path, "a")
+    serving(monkeypatch, RunStopped.exit_code)
+    with pytest.raises(RunStopped, match="0001-a was stopped"):
+        serve_one(run, [])
+    assert run.state == "waiting"
+
+
+def test_a_queue_waits_for_the_process_that_a_killed_one_has_left(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = submit(experiment, tmp_path, "a")
+    run.run.mkdir()
+    handle, waits = lock(run.run), list[float]()
+
+    def sleep(seconds: float) -> None:
+        assert not said
+        waits.append(seconds)
+        os.close(handle)
+
+    said = serving(monkeypatch, 0)
+    monkeypatch.setattr(run_queue.time, "sleep", sleep)
+    serve_one(run, [])
+    assert waits == [run_queue.LOOK_S]
+    assert "--resume" in said[0]
 
 
 def test_a_run_is_resumed_once_it_has_begun_and_ends_as_its_process_did(
@@ -116,5 +197,8 @@ def test_what_is_no_run_and_no_queue_is_refused_in_one_line(
     with pytest.raises(ConfigError, match="is over: there is nothing"):
         withdraw(tmp_path, "0001-a")
     run.end.write_text("ov", "utf-8")
+    with pytest.raises(ArchiveError, match="is damaged"):
+        _ = QueuedRun(run.place).state
+    run.end.write_bytes(b"over\xff")
     with pytest.raises(ArchiveError, match="is damaged"):
         _ = QueuedRun(run.place).state

@@ -173,6 +173,14 @@ def test_a_relay_joins_for_its_clients_alone(ours, places):
             assert line == "fedtide:relay:3-4 passes clients on, and is none itself"
 
 
+def test_an_evaluator_may_ask_what_the_run_is(ours, places):
+    """So that its owner can have rules as well, and let it stay for one run after the other."""
+    with channel(ours, places["coordinator"], "evaluator") as link:
+        code, line = refused(link, "Prepare", "evaluator")
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert line.startswith("this server speaks protocol")
+
+
 def test_a_call_under_way_ends_when_its_certificate_is_revoked(ours, places):
     with channel(ours, places["coordinator"], "watcher") as link:
         health = "/grpc.health.v1.Health/Watch"
