@@ -41,7 +41,7 @@ class SiteRules:
                 f"the run has method {method}, and this site allows {_listed(self.methods)}: "
                 "--allow-method"
             )
-        self.check_columns(experiment.data and experiment.data.columns)
+        self.check_columns(experiment.data.columns if experiment.data else None)
 
     def check_columns(self, columns: Columns | None) -> None:
         """Look at the table by which files are to be read; ConfigError for one that is too much."""

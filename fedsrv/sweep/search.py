@@ -65,7 +65,8 @@ def run_search(
     if sweep.settings or sweep.lengths:
         raise ConfigError("a search sets what it tries: leave settings and lengths out")
     make_directory(out, out)
-    (out / JOURNAL).unlink(missing_ok=True)
+    for name in (JOURNAL, f"{JOURNAL}.lock"):  # optuna would wait for ever for one that was killed
+        (out / name).unlink(missing_ok=True)
     found = {row: _searched(sweep, search, out, row, seed, sets, say, at_once) for row in rows}
     write_atomically(out / "search.json", json.dumps(found, indent=1) + "\n")
 

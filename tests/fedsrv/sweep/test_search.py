@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 import tomllib
@@ -155,6 +156,28 @@ def test_trials_side_by_side_are_the_same_whichever_ends_first(sweep, tmp_path, 
     told = [(trial.params, trial.state.name) for trial in study.trials]
     names = {"finished": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
     assert told == [(trial["settings"], names[trial["state"]]) for trial in found[0]]
+
+
+def test_a_search_that_was_killed_at_its_journal_goes_on(sweep, tmp_path, monkeypatch):
+    """The lock is a link to a path from the current directory, so that optuna finds no file."""
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    Path("out").mkdir()
+    Path("out/optuna.log.lock").symlink_to("out/optuna.log")
+    monkeypatch.setattr("os.stat", refusing(os.stat))
+    searched(monkeypatch, sweep(search={**SEARCH, "trials": 1}), Path("out"), Runs())
+    assert len(trials_in(Path("out"))) == 1
+
+
+def refusing(stat: Any) -> Any:
+    """Return a ``stat`` that ends the test where it is asked for the lock, as optuna does."""
+
+    def found(path: Any, *given: Any, **more: Any) -> Any:
+        if str(path).endswith("optuna.log.lock") and more.get("follow_symlinks", True):
+            pytest.fail("it waits for the lock")
+        return stat(path, *given, **more)
+
+    return found
 
 
 def test_other_ranges_are_another_search(sweep, tmp_path, monkeypatch):
