@@ -21,8 +21,10 @@ class Traces:
         """The interaction of each client's last order of a kind, and when it was given."""
         self._begun: dict[int, float] = {}
         """When the first order of each open interaction was given."""
-        self._trained = self._committed = 0.0
-        """When something trained came last, of any interaction, and when one was committed."""
+        self._trained = 0.0
+        """When something trained came last, of any interaction."""
+        self._committed: dict[int, float] = {}
+        """When each of the last interactions was committed."""
 
     def take(self, event: Event) -> None:
         """Take in one event."""
@@ -53,9 +55,13 @@ class Traces:
             self._tell((), event, begun, now, **more)
             for one in [one for one in self._begun if one < at]:  # scored after its commit
                 del self._begun[one]
-            self._committed = now
-        elif event.kind == "scores" and self._committed:
-            self._tell((("score", ""),), event, self._committed, now)
+            self._committed = {one: self._committed[one] for one in [*self._committed][-1:]}
+            self._committed[at] = now
+        elif event.kind == "scores" and at in self._committed:  # else no client was asked
+            self._tell((("score", ""),), event, self._committed[at], now)
+        elif event.kind == "rollback":  # what is ordered again begins then
+            for moments in (self._orders, self._begun, self._committed):
+                moments.clear()
 
     def _tell(
         self,

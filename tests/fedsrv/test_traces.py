@@ -19,6 +19,7 @@ from fedcli.tracing import TracedHost, traced_host
 from fedmodels.machine import tells_traces
 from fedmodels.spans import Spans, exported
 from fedsrv.coordinator import Listen, serve
+from fedsrv.events import Event
 from tests.conftest import tiny_experiment
 from tests.links.test_open_run_behind_a_relay import Listening
 
@@ -145,24 +146,57 @@ def test_the_end_waits_for_no_collector_that_stalls(monkeypatch):
     went_on.set()
 
 
-def test_what_is_ordered_earlier_is_reduced_when_it_came(monkeypatch):
-    """In asynchronous rounds, the commit had the time of the wait for uploads."""
-    from fedsrv.events import Event
-
+def times_of(monkeypatch: pytest.MonkeyPatch, *events: Event) -> dict[str, tuple[float, float]]:
+    """Return the times of the last span of each name that events make."""
     told = kept(monkeypatch)
     spans = fedcli.tracing.exported("fedsrv")[0]
     assert spans is not None
     record: Any = {"seconds": {"server": 2.0}}
     traces = fedsrv.traces.Traces(spans, "run", lambda at: record)
-    traces.take(Event("order", "0", 3, 3, {"order": 1}, 10.0))
-    traces.take(Event("order", "1", 4, 4, {"order": 1}, 20.0))
-    traces.take(Event("upload", "0", 3, 3, {}, 90.0))
-    traces.take(Event("commit", "", 4, 4, {"seconds": 80.0, "task": 0, "failed": {}}, 95.0))
+    for event in events:
+        traces.take(event)
     found = {one.name: one for one in told[0].get_finished_spans()}
-    times = {name: (one.start_time / 1e9, one.end_time / 1e9) for name, one in found.items()}
+    return {name: (one.start_time / 1e9, one.end_time / 1e9) for name, one in found.items()}
+
+
+def commit(at: int, now: float) -> Event:
+    return Event("commit", "", at, at, {"seconds": 80.0, "task": 0, "failed": {}}, now)
+
+
+def test_what_is_ordered_earlier_is_reduced_when_it_came(monkeypatch):
+    """In asynchronous rounds, the commit had the time of the wait for uploads."""
+    times = times_of(
+        monkeypatch,
+        Event("order", "0", 3, 3, {"order": 1}, 10.0),
+        Event("order", "1", 4, 4, {"order": 1}, 20.0),
+        Event("upload", "0", 3, 3, {}, 90.0),
+        commit(4, 95.0),
+    )
     assert times == {
         "order": (10, 90), "reduce": (90, 92), "commit": (92, 95), "interaction": (20, 95),
     }  # fmt: skip
+
+
+def test_a_score_is_below_the_interaction_whose_commit_it_follows(monkeypatch):
+    """Where nobody is asked for scores, they are told before the commit."""
+    early = Event("scores", "", 4, 4, {"metrics": {}}, 94.0)
+    late = Event("scores", "", 3, 3, {"metrics": {}}, 99.0)
+    assert "score" not in times_of(monkeypatch, commit(3, 80.0), early, commit(4, 95.0))
+    times = times_of(monkeypatch, commit(3, 80.0), commit(4, 95.0), late)
+    assert times["score"] == (80, 99)
+
+
+def test_what_is_ordered_again_after_a_roll_back_begins_then(monkeypatch):
+    order = {"order": 1}
+    times = times_of(
+        monkeypatch,
+        Event("order", "0", 4, 4, order, 10.0),
+        Event("rollback", "", 2, detail={"reason": "it started over"}, unix_time=11.0),
+        Event("order", "0", 4, 4, order, 50.0),
+        Event("upload", "0", 4, 4, {}, 60.0),
+        commit(4, 70.0),
+    )
+    assert (times["order"], times["interaction"]) == ((50, 60), (50, 70))
 
 
 def test_all_processes_leave_out_the_same_interactions(monkeypatch):
@@ -183,8 +217,6 @@ def test_all_processes_leave_out_the_same_interactions(monkeypatch):
 
 
 def test_a_failed_order_has_its_reason(monkeypatch):
-    from fedsrv.events import Event
-
     told = kept(monkeypatch)
     spans = fedcli.tracing.exported("fedsrv")[0]
     assert spans is not None
