@@ -159,6 +159,7 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     elif kept is not None and links[kept.number] != kept.link:
         wrong.append(f"the history up to statement {kept.number} is not the one that was kept")
     wrong += _compared(run_id, records, [json.loads(text) for _, text, _ in statements])
+    wrong += _other_growths(run / "run.db", run_id)
     lines, more = _audited(run, [json.loads(text) for _, text, _ in statements])
     return Verified(head, lines, [*wrong, *more, *falsified(run)])
 
@@ -300,6 +301,21 @@ def _compared(run_id: str, records: Rows, said: list[dict[str, Any]]) -> Iterato
         yield f"what is recorded of {named('interaction', others)} is not what the history says"
     if missing := {number + 1 for number in told.keys() - {row[0] for row in records}}:
         yield f"the history tells of {named('interaction', missing)}, and no record does"
+
+
+def _other_growths(database: Path, run_id: str) -> Iterator[str]:
+    """Yield what is wrong with the growths of an open run, which a resume follows."""
+    try:
+        with _opened(database) as db:
+            rows = db.execute("SELECT number, growth, link FROM growths ORDER BY 1").fetchall()
+    except sqlite3.Error as error:
+        raise ArchiveError(f"{database} cannot be verified: {error}") from None
+    before = run_id
+    for number, growth, link in rows:
+        if link != link_of(before, number, growth):
+            yield f"growth {number + 1} is not the one that was written"
+            return
+        before = link
 
 
 def _audited(run: Path, said: list[dict[str, Any]]) -> tuple[int, list[str]]:

@@ -135,6 +135,21 @@ def test_a_run_without_rounds_holds(tmp_path):
     assert verified(tmp_path / "run").wrong == []
 
 
+def test_a_growth_that_a_resume_would_refuse_does_not_hold(run):
+    with closing(sqlite3.connect(run / "run.db")) as db:
+        db.execute("INSERT INTO growths VALUES (0, '{}', 'other')")
+        db.commit()
+    line = "growth 1 is not the one that was written"
+    assert verified(run).wrong == [line]
+    with pytest.raises(ArchiveError, match=line):
+        Ledger(run / "run.db", strict=True, new=False)
+    with closing(sqlite3.connect(run / "run.db")) as db:
+        db.execute("DROP TABLE growths")
+        db.commit()
+    with pytest.raises(ArchiveError, match="cannot be verified: no such table: growths"):
+        verified(run)
+
+
 def test_a_history_that_is_gone_is_told_in_a_line(run):
     with closing(sqlite3.connect(run / "run.db")) as db:
         db.execute("DROP TABLE chain")
