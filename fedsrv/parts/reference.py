@@ -69,19 +69,23 @@ def _check_same_rounds(run: Collection[int], other: Mapping[int, float], referen
 
 def _iaa_by_interaction(records: Iterable[Mapping[str, Any]]) -> dict[int, float]:
     scored = (record for record in records if "iaa" in record["metrics"])
-    return {record["interaction"]: record["metrics"]["iaa"] for record in scored}
+    return {record["interaction"]: float(record["metrics"]["iaa"]) for record in scored}
 
 
 def iaa_series(run: Path) -> dict[int, float]:
     """Return the IAA of a reference run by interaction; DataError if it has none."""
+    path = run / "rounds.jsonl"
     try:
-        lines = (run / "rounds.jsonl").read_text("utf-8").splitlines()
+        series = _iaa_by_interaction(map(json.loads, path.read_text("utf-8").splitlines()))
     except OSError as error:
         raise DataError(
             f"evaluate.reference: {run} is no run directory ({error.strerror}); run the "
             "Centralized reference first"
         ) from None
-    series = _iaa_by_interaction(map(json.loads, lines))
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise DataError(
+            f"evaluate.reference: {path} is damaged: a line of it is no record of a round"
+        ) from None
     if not series:
         raise DataError(f"evaluate.reference: the run {run} has no IAA series")
     return series

@@ -544,6 +544,11 @@ def test_a_reference_that_is_none(tmp_path):
     (tmp_path / "rounds.jsonl").write_text(json.dumps(record(0)))
     with pytest.raises(DataError, match="has no IAA series"):
         iaa_series(Path(tmp_path))
+    iaa = '{"interaction": 0, "metrics": {"iaa": "high"}}'
+    for damaged in (b'{"interaction": 0', b"[1]", b"{}", b"\xff", iaa.encode()):
+        (tmp_path / "rounds.jsonl").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"rounds\.jsonl is damaged"):
+            iaa_series(tmp_path)
 
 
 def test_accuracy_lost():
