@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -301,7 +302,9 @@ def _stay(context: typer.Context, clients: list[ClientId]) -> None:
 
     given = context.params
     check_address(server := given["server"], "--server")
-    credentials = channel_credentials(given["tls_ca"], given["tls_cert"], given["tls_key"])
+    files = (given[f"tls_{of}"] for of in ("ca", "cert", "key"))
+    credentials = partial(channel_credentials, *files)
+    credentials()  # what is wrong with the files is said at once
     stay(context, Address(server, str(clients[0]), credentials))
 
 

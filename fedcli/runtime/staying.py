@@ -47,14 +47,20 @@ class Address:
 
     server: str
     client: str
-    credentials: grpc.ChannelCredentials | None = None
+    credentials: Callable[[], grpc.ChannelCredentials | None] = lambda: None
+    """Reads those of now: certificates are renewed while a site stays."""
     told: str = field(default="", init=False)
     """What was last said of an address at which no run is served."""
 
     def run(self) -> str | None:
         """Return the id of the run that is served now; None where none is, and say why once."""
         asked = rpc.PrepareRequest(client_id=self.client, protocol=PROTOCOL, has_cut=True)
-        with self._channel() as channel:
+        try:
+            opened = self._channel()
+        except ConfigError as error:  # as while a key is renewed, and its certificate is not yet
+            self._tell(str(error))
+            return None
+        with opened as channel:
             call = channel.unary_unary(
                 f"/{SERVICE}/Prepare",
                 rpc.PrepareRequest.SerializeToString,
@@ -73,9 +79,9 @@ class Address:
 
     def _channel(self) -> grpc.Channel:
         options = channel_options(self.server)
-        if self.credentials is None:
+        if (credentials := self.credentials()) is None:
             return grpc.insecure_channel(self.server, options)
-        return grpc.secure_channel(self.server, self.credentials, options)
+        return grpc.secure_channel(self.server, credentials, options)
 
     def _tell(self, why: str) -> None:
         if why != self.told:

@@ -95,6 +95,33 @@ def test_what_is_not_a_run_names_no_directory(monkeypatch: pytest.MonkeyPatch) -
     assert Address("127.0.0.1:1", "0").run() == channel.run_id
 
 
+def test_certificates_that_are_renewed_while_a_site_stays_are_the_ones_it_shows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In between, the key is not that of the certificate."""
+
+    class Shown(Exception):
+        """A channel is opened with these credentials."""
+
+    def opened(server: str, credentials: object, options: object) -> None:
+        raise Shown(credentials)
+
+    def now() -> Any:
+        if isinstance(found := held.pop(0), ConfigError):
+            raise found
+        return found
+
+    held: list[object] = ["old", ConfigError("--tls-key own.key is not the certificate's"), "new"]
+    monkeypatch.setattr("grpc.secure_channel", opened)
+    address = Address("127.0.0.1:1", "0", now)
+    with pytest.raises(Shown, match="old"):
+        address.run()
+    assert address.run() is None
+    assert address.told == "--tls-key own.key is not the certificate's"
+    with pytest.raises(Shown, match="new"):
+        address.run()
+
+
 def context_of(*words: str) -> typer.Context:
     """Return the context of ``fedcli join`` with these words."""
     app = typer.Typer()
