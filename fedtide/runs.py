@@ -47,8 +47,9 @@ def run(
 
     Args:
         config: a TOML file, its content as a mapping, or the name of a preset.
-        overrides: values by dotted key, such as ``{"seed": 1, "method.lam": 0.3}``. Another
-            ``method.name`` leaves out the former method's keys, as ``--set`` does.
+        overrides: values by dotted key, such as ``{"seed": 1, "method.lam": 0.3}``. A table
+            as a value takes the place of the config's whole table. Another ``method.name`` leaves
+            out the former method's keys, as ``--set`` does.
         backend: ``processes`` starts a coordinator and processes for the clients, as ``fedsrv
             launch`` does; ``inprocess`` trains one client after the other here, without a network.
             Both end in the same bits.

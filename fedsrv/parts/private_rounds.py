@@ -290,7 +290,7 @@ class ClientPrivacy(ServerPart):
             share = float(mean.pop(FRACTION)) + 0.5  # who did not come counts as half within
             self._adapt(ctx.interaction, clips[WEIGHTS], min(max(share, 0.0), 1.0))
         deviations = {part: std / expected for part, std in stds.items()}
-        return self._as_uploads(of, of.upload(mean, given, deviations), sent)
+        return self._as_uploads(of, of.upload(mean, given, deviations), sent, expected)
 
     def _of_clients(
         self,
@@ -337,7 +337,11 @@ class ClientPrivacy(ServerPart):
         return over
 
     def _as_uploads(
-        self, of: Contributions, covered: Bundle, sent: Mapping[int, Bundle]
+        self,
+        of: Contributions,
+        covered: Bundle,
+        sent: Mapping[int, Bundle],
+        expected: float | None = None,
     ) -> Uploads:
         """Return one upload that stands for all.
 
@@ -346,9 +350,9 @@ class ClientPrivacy(ServerPart):
         """
         if not of.uncovered:
             one = {min(sent, default=0): covered}
-            return Uploads(one, alike, self.method.reduction, stands_for=sent)
+            return Uploads(one, alike, self.method.reduction, stands_for=sent, expected=expected)
         each = {client: of.joined(covered, of.rest(u)) for client, u in sent.items()}
-        return Uploads(each, alike, self.method.reduction)
+        return Uploads(each, alike, self.method.reduction, expected=expected)
 
     # --- the bound that adapts --------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
-from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.nets.split import check_prefixes, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
@@ -65,6 +65,7 @@ class FedAvg(Stepped):
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
+        check_prefixes(run.forms, self.private, "private")
         return ServerState(Bundle(weights=self.shared(run, run.initial_weights)))  # w_0
 
     def upload_spec(self, run: RunFacts) -> BundleSpec:

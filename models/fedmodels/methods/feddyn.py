@@ -56,8 +56,7 @@ class FedDyn(FedAvg):
         reduced = super().aggregate(ctx, state, uploads)
         if reduced is state:  # P_t is empty
             return state
-        took_part = sum(self.count(upload) > 0 for upload in uploads.values())
-        share = took_part / ctx.run.experiment.schedule.clients  # |P_t| / m
+        share = uploads.took_part() / ctx.run.experiment.schedule.clients  # |P_t| / m
         before, mean = state.common.weights, reduced.common.weights
         h = {
             k: t - self.alpha * share * (mean[k] - before[k]) for k, t in state.own.weights.items()

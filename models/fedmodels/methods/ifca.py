@@ -24,7 +24,7 @@ from fedmodels.config.bounds import PositiveCount
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.nets.split import load_weights, weights_of
+from fedmodels.nets.split import check_prefixes, load_weights, weights_of
 from fedmodels.techniques.several_models import losses_of, role_in, side_by_side
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -82,9 +82,7 @@ class Ifca(FedAvg):
 
     def _check_common(self, forms: Weights) -> None:
         """Check that prefixes name some weights, and not all; ConfigError otherwise."""
-        for prefix in self.common:
-            if not any(name.startswith(prefix) for name in forms):
-                raise ConfigError(f"[method] common: no weight of the net begins with {prefix!r}")
+        check_prefixes(forms, self.common, "common")
         if not self._own(forms):
             raise ConfigError(
                 "[method] common names all weights of the net, so there is one model alone: leave "

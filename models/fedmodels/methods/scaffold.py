@@ -64,9 +64,8 @@ class Scaffold(FedAvg):
         return super().upload_spec(run) | BundleSpec.of(Bundle(_zeros(run, run.forms)))
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
-        took_part = sum(self.count(upload) > 0 for upload in uploads.values())
         steps = dict.fromkeys(ctx.run.parameters, self.server_lr)  # x + eta_g mean(y_i - x)
-        share = took_part / ctx.run.experiment.schedule.clients
+        share = uploads.took_part() / ctx.run.experiment.schedule.clients
         steps |= {f"{CONTROL}/{key}": share for key in steps}  # c + |S|/N mean(Delta c_i)
         before, mean = ctx.before.common.weights, state.common.weights
         moved = {key: torch.lerp(before[key], mean[key], step) for key, step in steps.items()}

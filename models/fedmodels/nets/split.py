@@ -8,7 +8,7 @@ the state dict with the first dot turned into a slash.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import pairwise
@@ -242,6 +242,13 @@ def _still(net: nn.Module) -> list[nn.Module]:
     if grads and not any(grads):
         return [net]
     return [part for child in net.children() for part in _still(child)]
+
+
+def check_prefixes(names: Collection[str], prefixes: Collection[str], key: str) -> None:
+    """Check that each prefix of a key of ``[method]`` names some weight; ConfigError otherwise."""
+    for prefix in prefixes:
+        if not any(name.startswith(prefix) for name in names):
+            raise ConfigError(f"[method] {key}: no weight of the net begins with {prefix!r}")
 
 
 def weights_of(net: SplitNet, wanted: Callable[[str], bool] | None = None) -> Weights:

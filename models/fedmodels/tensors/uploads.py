@@ -47,6 +47,7 @@ class Uploads(Mapping[int, Bundle]):
         facts: Facts | None = None,
         sums: Sequence[Summed] | None = None,
         stands_for: Collection[int] | None = None,
+        expected: float | None = None,
     ) -> None:
         """Take the uploads as they came.
 
@@ -60,11 +61,14 @@ class Uploads(Mapping[int, Bundle]):
             sums: what groups of uploads come to; these hold no weights and no prototypes then.
             stands_for: the clients that the only upload stands for, all alike, where it does; there
                 may be none.
+            expected: how many clients the only upload is a mean over, where nobody may learn how
+                many came.
         """
         self._sums = None if sums is None else dict(enumerate(sums))
         self._sent, self._count, self._reduction, self._folded = sent, count, reduction, folded
         self._rule, self._facts = rule, facts or Facts()
         self._stands_for = None if stands_for is None else tuple(stands_for)
+        self._expected = expected
         self._shares: dict[str, Shares] = {}
         self.rare_classes: dict[str, list[int]] = {}
         """By level the classes whose prototypes too few clients have for the rule."""
@@ -116,6 +120,14 @@ class Uploads(Mapping[int, Bundle]):
             for client, share in shares.items():
                 parts.setdefault(client, []).append(share)
         return {client: sum(found) / len(found) for client, found in parts.items()}
+
+    def took_part(self) -> float:
+        """Return how many clients count; where it may not be known, how many were expected."""
+        if self._expected is not None:
+            return self._expected
+        if self._stands_for is not None:
+            return float(len(self._stands_for))
+        return float(sum(self._count(upload) > 0 for upload in self._sent.values()))
 
     def mean(self) -> Weights | None:
         """Return the weighted mean of the uploads' weights; None if nothing counts."""

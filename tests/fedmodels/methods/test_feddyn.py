@@ -3,12 +3,14 @@ import torch
 
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import START, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 
+RAY = torch.tensor([[1.0], [-1.0]])
 HEAD, GRADIENT = "head/weight", "gradient/head/weight"
 
 
@@ -44,6 +46,22 @@ def test_two_clients_by_hand():
     result = train_locally(method, again, after.common, states[0])
     assert result.upload.weights[HEAD][0].item() == pytest.approx(0.030393, abs=1e-5)
     assert result.state.weights[GRADIENT][0].item() == pytest.approx(-0.473530, abs=1e-5)
+
+
+@pytest.mark.parametrize("came", [{"stands_for": (0, 1)}, {"stands_for": (0,), "expected": 2}])
+@pytest.mark.parametrize("name", ["feddyn", "scaffold"])
+def test_an_upload_that_stands_for_clients_counts_all_of_them(name, came):
+    """Two of m = 3. By ones, h moves by -alpha 2/3, and SCAFFOLD's c by 2/3."""
+    experiment = tiny_experiment(method=name)
+    run, method, ones = RunFacts(experiment, Problem((1,), 2)), method_of(experiment), RAY * 0 + 1
+    run.__dict__.update(forms={HEAD: RAY}, parameters=(HEAD,), initial_weights={HEAD: RAY * 0})
+    state, control = method.init_server(run), f"control/{HEAD}"
+    sent = {HEAD: ones, **({control: ones} if name == "scaffold" else {})}
+    upload = Bundle(sent, scalars={"num_examples": 1.0})
+    uploads = Uploads({0: upload}, lambda _: 1.0, "mean", **came)
+    after = reduce(method, ServerContext(run, START, (0, 1)), state, uploads)[0]
+    moved = after.common.weights[control] if name == "scaffold" else -100 * after.own.weights[HEAD]
+    assert moved.flatten().tolist() == pytest.approx([2 / 3, 2 / 3])
 
 
 def test_the_kept_gradient_is_the_sum_of_all_moves(digits):

@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from fedmodels.errors import ConfigError
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from tests.conftest import context_of, method_of, payload_of, server_context, tiny_experiment
@@ -33,3 +35,11 @@ def test_no_private_weight_is_fedavg(digits):
     mine, theirs = (result.upload.weights for result in found)
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(mine[key], tensor) for key, tensor in theirs.items())
+
+
+@pytest.mark.parametrize("name", ["lg-fedavg", "fedper", "fedrep"])
+def test_a_prefix_that_names_nothing_is_refused(digits, name):
+    experiment = tiny_experiment(method={"name": name, "private": ("head/", "bse/")})
+    run = context_of(experiment, digits).run
+    with pytest.raises(ConfigError, match="private: no weight of the net begins with 'bse/'"):
+        method_of(experiment).init_server(run)
