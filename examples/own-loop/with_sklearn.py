@@ -1,7 +1,8 @@
 """A model of scikit-learn with ``partial_fit`` in a run; ``# fedtide`` marks what is new.
 
 The model is linear, and so is the run's net. ``SGDClassifier`` tells each class from all others, so
-the class that it names is that of the run's net, and its probabilities are others.
+the class that it names is that of the run's net, and its probabilities are others. It takes three
+classes or more: of two, ``SGDClassifier`` keeps one row where the net has two.
 
 fedsrv serve examples/quickstart.toml --listen 127.0.0.1:5055 --out run \
     --set method.name=fedavg --set net.name=examples/own-loop/linear.py:Linear

@@ -52,7 +52,7 @@ SHARE, SHARE_OF_PAGES = 4, 8
 BEYOND = "beyond"
 """In the state of a request: its connection came when as many as may be were open."""
 BACKLOG = 512
-"""Connections that the system may hold for the server."""
+"""Connections that the system may hold for the server, which takes so many before it looks."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -148,6 +148,7 @@ class HttpServer:
         app = Starlette(routes=routes, exception_handlers={HTTPException: self._unknown})
         app.router.redirect_slashes = False
         self.most = max(1, min(self.most, most_files() // self.share))
+        backlog = min(BACKLOG, max(1, self.most // 2))
         protocol = type("Protocol", (BoundedProtocol,), {"most": self.most})
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         # asyncio sends small parts at once on sockets that say that they are of TCP
@@ -155,7 +156,7 @@ class HttpServer:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._socket.bind((host, port))
-            self._socket.listen(BACKLOG)
+            self._socket.listen(backlog)
         except (OSError, TypeError, UnicodeError) as error:  # some of a name that is none
             self._socket.close()
             reason = reason_of(error)
@@ -165,7 +166,7 @@ class HttpServer:
         self.url = f"http://{shown}:{self.port}/"
         config = uvicorn.Config(
             self._for_here(app), http=protocol, ws="none", lifespan="off", loop="asyncio",
-            log_config=None, access_log=False, server_header=False, backlog=BACKLOG,
+            log_config=None, access_log=False, server_header=False, backlog=backlog,
             h11_max_incomplete_event_size=MAX_BYTES, timeout_keep_alive=HEAD_S,
             timeout_graceful_shutdown=graceful_s, proxy_headers=False,
         )  # fmt: skip

@@ -101,6 +101,7 @@ def test_pages_take_few_of_the_files_that_a_run_needs(monkeypatch, files, answer
     monkeypatch.setattr(http_server, "most_files", lambda: files)
     server = PageServer("127.0.0.1", 0, {"/": lambda accept: Response(b"here")})
     end, held = server.begin("pages"), server._server.server_state.connections
+    assert server._server.config.backlog <= answered, "as many are taken before any is looked at"
     place = ("127.0.0.1", server.port)
     try:
         with ExitStack() as stack:
