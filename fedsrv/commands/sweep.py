@@ -78,8 +78,12 @@ def sweep(
     if choose not in (None, "validation"):
         raise ConfigError(f"--choose {choose!r}: only validation parts may choose: validation")
     if search is not None:
-        if search != "optuna" or on or choose:
-            raise ConfigError("--search takes optuna, on this machine: no --on, no --choose")
+        if search != "optuna" or on or choose or resources:
+            raise ConfigError(
+                "--search takes optuna, on this machine: no --on, no --choose, no --resource"
+            )
+        if len(seeds or ()) > 1:
+            raise ConfigError("--search runs each trial with one seed: give one --seed")
         from fedsrv.sweep.search import run_search
 
         wanted = [*(only or found.methods)]

@@ -16,6 +16,7 @@ import pytest
 import tomli_w
 
 from fedmodels.errors import ConfigError, RunFailed, RunStopped
+from fedsrv.cli import main
 from fedsrv.sweep import execution, search
 from fedsrv.sweep.plan import Sweep, plan
 from fedsrv.sweep.search import run_search, scores_of
@@ -207,6 +208,24 @@ def test_what_cannot_be_searched_is_refused(sweep, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ConfigError, match=r"pip install 'fedtide\[optuna\]'"):
         searched(monkeypatch, sweep(search=SEARCH), tmp_path / "out", Runs())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--resource", "num_gpus=1"], "no --resource"),
+        (["--choose", "validation"], "no --choose"),
+        (["--seed", "1", "--seed", "2"], "give one --seed"),
+    ],
+)
+def test_an_option_that_no_search_has_is_refused(words, said, sweep, tmp_path, capsys, monkeypatch):
+    sweep(search=SEARCH)
+    monkeypatch.setattr(search, "run_search", lambda *given: None)
+    file, out = str(tmp_path / "sweep.toml"), str(tmp_path / "out")
+    with pytest.raises(SystemExit) as ended:
+        main(["sweep", file, "--out", out, "--search", "optuna", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
