@@ -192,6 +192,8 @@ Stays = Annotated[
         "STATE_DIR/<run>.",
     ),
 ]
+SeenRun = Annotated[str, typer.Option("--run-id", hidden=True)]
+"""The run that a site which stays has seen, and no other."""
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -233,6 +235,7 @@ def join(
     allow_method: AllowedMethods = None,
     allow_column: AllowedColumns = None,
     stay: Stays = False,
+    run_id: SeenRun = "",
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
@@ -278,6 +281,7 @@ def join(
         weights=weights or (), incoming=watch, strict=strict, show=show, announce=how, crl=tls_crl,
         require_privacy=require_privacy, ledger=ledger,
         min_cohort=min_cohort, recipe=recipe, allowed=(allow_method or (), allow_column or ()),
+        run_id=run_id,
     )  # fmt: skip
     data = host.data
     try:

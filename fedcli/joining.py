@@ -58,6 +58,7 @@ def host_of(
     min_cohort: int = 0,
     recipe: Path | None = None,
     allowed: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    run_id: str = "",
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
 
@@ -83,6 +84,7 @@ def host_of(
         min_cohort: certificates of clients in each secure sum at least; 0 takes any run.
         recipe: the recipe of the site; by default the one that lies with its files.
         allowed: methods that the run may have, and columns that it may read; () allows any.
+        run_id: the run to join; empty for the one that is served.
 
     Raises:
         ConfigError: an argument is no good; the site does not allow the run; or own files are of
@@ -116,6 +118,7 @@ def host_of(
 
         brought["watched"] = Watched(incoming, strict)
     link = Link(server, credentials, give_up_after, *([show] if show else []))
+    link.run_id = run_id
     if crl is not None:
         from fedpb.server_check import ServerCheck
 

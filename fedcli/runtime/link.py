@@ -73,6 +73,8 @@ class Link:
         """
         self.check: Callable[[], None] = lambda: None
         """Called before each join; raises LinkError for a server that is not to be joined."""
+        self.run_id = ""
+        """The run that was looked at, if one was: no other one is joined."""
         self.history = KnownHistory()
         self.address, self.zstd, self._show = address, False, show
         self._give_up_after_s = give_up_after_s
@@ -222,7 +224,7 @@ class Link:
 
         Raises:
             ConfigError: the run says nothing of it, by the server's line.
-            LinkError: the server refused, with its line.
+            LinkError: the server refused, with its line; or another run is served by now.
         """
         request = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL, has_cut=has_cut)
         self._show("Prepare", request)
@@ -232,6 +234,9 @@ class Link:
             )
         except UploadRefused as error:
             raise ConfigError(str(error)) from None
+        if reply.run_id and self.run_id not in ("", reply.run_id):
+            raise LinkError(f"another run is served at {self.address} than the one that was seen")
+        self.run_id = reply.run_id or self.run_id
         return reply
 
     def join(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> rpc.JoinResponse:
@@ -241,6 +246,7 @@ class Link:
             ConfigError: the clients' data do not fit the run, by the server's line.
             LinkError: the server refused, with its line; or its certificate was revoked.
         """
+        request.run_id = request.run_id or self.run_id
         self._show(type(request).__name__.removesuffix("Request"), request)
         if isinstance(request, rpc.JoinRequest):
             who, call = f"client {request.client_id}", self._join

@@ -147,7 +147,7 @@ def _joined(context: typer.Context, run: str) -> int:
     """Take part in one run by a process of its own; return its exit status."""
     given = context.params
     shown, states = given["show_uploads"], given["state_dir"]
-    now = {"stay": False, "state_dir": states / run}
+    now = {"stay": False, "state_dir": states / run, "run_id": run}
     if given["require_privacy"] and given["ledger"] is None:  # one for all runs
         now["ledger"] = states.absolute().parent / LEDGER
     if shown not in (None, "-"):

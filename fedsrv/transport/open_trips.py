@@ -219,7 +219,7 @@ class OpenTrips:
     def recall(self, clients: Collection[int] | None = None) -> list[tuple[ClientId, int]]:
         """End the lasting trips of some clients, or all of them.
 
-        Returns the clients whose trips go on for others, each with the trip's issue.
+        Returns those of some clients, each with the issue of the trip, which may go on for others.
         """
         if clients is None:
             self.lasting, self._arrived = [], []

@@ -136,7 +136,7 @@ def test_a_loop_has_the_options_of_a_client():
     """
     of_join = inspect.signature(fedcli.cli.join).parameters
     of_loop = inspect.signature(fedtide.client).parameters
-    stays = {"stay", "context", "allow_method", "allow_column"}
+    stays = {"stay", "context", "run_id", "allow_method", "allow_column"}
     shown = {"dry_run", "ask", "quiet", "log_level", "as_json"}
     assert set(of_join) - set(of_loop) == stays | shown
 

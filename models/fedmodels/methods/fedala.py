@@ -84,16 +84,15 @@ class FedAla(FedAvg):
         own, theirs, w = (placed(ctx, t) for t in (part_of(state.weights, OWN), payload.weights, w))
         batches, losses = torch.split(drawn, ctx.run.experiment.training.batch_size), list[float]()
         while not _is_learnt(losses, once=stage == LEARNT):
-            loss = 0.0
             for index in batches:
                 w, loss = self._step(ctx, own, theirs, w, x[index], y[index])
-            losses.append(loss)
+            losses.append(float(loss))
         return {key.replace(".", "/", 1): t.cpu() for key, t in w.items()}
 
     @torch.enable_grad()
     def _step(
         self, ctx: ClientContext, own: Weights, theirs: Weights, w: Weights, x: Tensor, y: Tensor
-    ) -> tuple[Weights, float]:
+    ) -> tuple[Weights, Tensor]:
         """Return W after a step on a batch, and the loss before it."""
         mixed = {k: t.requires_grad_() for k, t in _between(own, theirs, w).items()}
         loss = ctx.criterion(functional_call(ctx.net, mixed, (x,)), y)
@@ -102,7 +101,7 @@ class FedAla(FedAvg):
             key: (w[key] - self.eta * gradient * (theirs[key] - own[key])).clamp(0, 1)  # eq. 1
             for key, gradient in zip(mixed, gradients, strict=True)
         }
-        return moved, float(loss.detach())
+        return moved, loss.detach()
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Weights:
         return ctx.once(self._learnt, payload, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from fedcli.runtime.link import Link
 from fedcli.runtime.site_rules import SiteRules
 from fedcli.runtime.staying import LOOK_S, OVER_S, Address, stay, take_part_in_all
 from fedmodels.config_file import parse_experiment
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, LinkError
 from fedmodels.options import words_of
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -151,7 +152,7 @@ def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
     assert said[0][:2] == ["fedcli", "join"]
     again = context_of(*said[0][8:])
     expected = context_of(*words, "--state-dir", f"own/{'0' * 32}")
-    expected.params["show_uploads"] = f"seen/{'0' * 32}"
+    expected.params |= {"show_uploads": f"seen/{'0' * 32}", "run_id": "0" * 32}
     assert again.params == expected.params
     assert words_of(context_of()) == ["--client-id", "3", "--server", "127.0.0.1:1", "--data", "d"]
 
@@ -245,3 +246,23 @@ def test_a_floor_of_cohorts_is_held_against_a_run_before_it_is_joined(
     monkeypatch.setattr(joining, "_brought", lambda *given: pytest.fail("files were read"))
     with pytest.raises(ConfigError, match="--min-cohort 3: this run has no"):
         host_of([0], "127.0.0.1:1", tmp_path, tmp_path / "states", CPU, min_cohort=3)
+
+
+def test_a_run_that_takes_the_place_of_the_one_that_was_looked_at_is_not_joined() -> None:
+    """A site would bring it the states, or the files as they were cut, of another run."""
+    link, joined = Link("127.0.0.1:1"), list[str]()
+    served = iter([rpc.PrepareResponse(run_id="first"), rpc.PrepareResponse(run_id="second")])
+
+    def join(request: rpc.JoinRequest) -> rpc.JoinResponse:
+        joined.append(request.run_id)
+        return rpc.JoinResponse(run_id=request.run_id)
+
+    with closing(link), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(link, "_prepare", lambda request: next(served))
+        patch.setattr(link, "_join", join)
+        link.prepare(3)
+        link.join(rpc.JoinRequest(client_id="3"))
+        link.join(rpc.JoinRequest(client_id="3", run_id="of its states"))
+        with pytest.raises(LinkError, match="another run is served"):
+            link.prepare(3)
+    assert joined == ["first", "of its states"]

@@ -119,8 +119,8 @@ def test_the_moments_stay_where_nobody_counts():
     assert after.common is before.common
 
 
-WITHOUT = {"fedproto", "local", "pfedgraph", "pfedgraph-replay"}
-"""Methods whose clients share no weights, or each get weights of their own from the server."""
+WITHOUT = {"fedproto", "local", "pfedgraph", "pfedgraph-replay", "feddrift", "feddrift-eager"}
+"""Methods whose clients share no weights, get weights of their own, or models that no one keeps."""
 
 
 @pytest.mark.parametrize("name", names())

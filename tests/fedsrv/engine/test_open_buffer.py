@@ -112,12 +112,12 @@ def test_orders_of_some_clients_are_recalled_and_those_of_others_stay():
     trips, first, second = OpenTrips(), *(
         SimpleNamespace(
             trip=SimpleNamespace(orders=dict.fromkeys(clients)), results={}, failed={},
-            taken=set(), intake=SimpleNamespace(answered=set()),
+            taken=set(), intake=SimpleNamespace(answered=set()), issue=clients[0],
         ) for clients in ((0, 1), (2,))
     )  # fmt: skip
     trips.add_lasting([first, second])  # type: ignore[list-item]
     trips._arrived = [(0, first), (2, second)]  # type: ignore[list-item]
-    trips.recall([0, 2])
+    assert trips.recall([0, 2]) == [(0, 0), (2, 2)]
     assert trips.lasting == [first]
     assert trips._arrived == []
     assert (first.taken, first.intake.answered) == ({0}, {0})

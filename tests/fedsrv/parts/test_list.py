@@ -21,6 +21,9 @@ OTHERS: dict[str, dict[str, Any]] = {
     "server data": {"method": {"name": "fedic"}},
     "beginning": {"net": {"name": "mlp", "begin_from": "run"}},
     "trackers": {"tracking": {"tensorboard": True}},
+    "changes": {
+        "scenario": {"tasks": 2, "concepts": {"show": ["plain", "swap 0 1"], "every": 1}},
+    },
 }
 """What asks for a part that ``tests/combinations.py`` has no setting of."""
 UNASKED = ("unused data", "odd uploads", "exclusion by hand", "refused models")
