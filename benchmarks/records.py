@@ -14,8 +14,9 @@ and length, and the versions and commit of each run. A page holds tables between
     <!-- end of record -->
 
 and what lies between them is never typed: a test renders it again and compares. ``choices``, in
-place of ``record``, is what a reader's choices move (:mod:`benchmarks.papers.views`), and
-``attacks`` are the tables of a study of attacks (:mod:`benchmarks.attacks.page`). A study with
+place of ``record``, is what a reader's choices move (:mod:`benchmarks.papers.views`), ``attacks``
+are the tables of a study of attacks (:mod:`benchmarks.attacks.page`), and ``deciding`` says what
+would decide the open intervals of all studies (:mod:`benchmarks.deciding`). A study with
 curves or lengths has a picture, ``docs/results/STUDY.svg``. What benchmarks measured has records of
 its own (benchmarks/measured.py), and the same marks. How long our runs are beside the papers' is
 made anew in ``docs/results.md``, too (:mod:`benchmarks.papers.lengths`).
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from benchmarks import deciding
 from benchmarks.attacks.page import page as attacks_page
 from benchmarks.measure import parser_of
 from benchmarks.measured import page as measured_page
@@ -45,9 +47,11 @@ RECORDS = ROOT / "benchmarks" / "records"
 PAGES = ROOT / "docs" / "results"
 END = "<!-- end of record -->"
 MARKED = re.compile(
-    rf"(<!-- (?:record|choices|attacks): ([\w-]+) -->\n).*?({re.escape(END)}\n)", flags=re.DOTALL
+    rf"(<!-- (?:record|choices|attacks|deciding): ([\w-]+) -->\n).*?({re.escape(END)}\n)",
+    flags=re.DOTALL,
 )
-"""The tables of a record, what the choices of its study's readers move, or those of attacks."""
+"""The tables of a record, what the choices of its study's readers move, those of attacks, or what
+would decide the open ones."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,6 +123,8 @@ def rendered(text: str) -> str:
             return "\n".join([mark[1], choices_page(mark[2]), mark[3]])
         if mark[1].startswith("<!-- attacks"):
             return "\n".join([mark[1], attacks_page(mark[2]), mark[3]])
+        if mark[1].startswith("<!-- deciding"):
+            return "\n".join([mark[1], deciding.page(mark[2]), mark[3]])
         measured = measured_page(mark[2])
         if measured is not None:
             return "\n".join([mark[1], measured, mark[3]])

@@ -283,10 +283,10 @@ def _step_row(name: str) -> dict[str, Any]:
     half = copy.deepcopy(fast)
     half.mixed_precision = True
     steps = {
-        "plain": _step(plain, x, y, fused=False),
-        "last": _step(fast, x, y, fused=False),
-        "fused": _step(copy.deepcopy(fast), x, y, fused=True),
-        "bfloat16": _step(half, x, y, fused=True),
+        "plain": one_step(plain, x, y, fused=False),
+        "last": one_step(fast, x, y, fused=False),
+        "fused": one_step(copy.deepcopy(fast), x, y, fused=True),
+        "bfloat16": one_step(half, x, y, fused=True),
         "forward": torch.no_grad()(lambda: plain(x)),
         "forward_last": torch.no_grad()(lambda: fast(x)),
         "forward_bfloat16": torch.no_grad()(lambda: half(x)),
@@ -304,7 +304,8 @@ def _step_row(name: str) -> dict[str, Any]:
     }
 
 
-def _step(net: nn.Module, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[], object]:
+def one_step(net: nn.Module, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[], object]:
+    """Return what takes one step of SGD with momentum on a batch."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=fused)
 
     def step() -> None:

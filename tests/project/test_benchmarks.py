@@ -26,6 +26,7 @@ TINY = {
 
 ELSEWHERE = {
     "attacks": "tests/project/test_attacks.py",
+    "deciding": "tests/project/test_deciding.py",
     "embeddings": "tests/project/test_pictures_of_papers.py",
     "fid": "tests/project/test_pictures_of_papers.py",
     "gpu": "tests/project/test_benchmarks_gpu.py",

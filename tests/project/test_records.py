@@ -26,7 +26,8 @@ def test_records_are_of_studies_and_are_shown(file):
     assert to_json(outcome) == file.read_text()
     assert {cell.row for cell in outcome.cells} <= study.methods.keys()
     assert all(run.environment["git_commit"] for run in outcome.runs)
-    assert any(f"<!-- record: {file.stem} -->" in page.read_text() for page in PAGES)
+    marks = [f"<!-- {kind}: {file.stem} -->" for kind in ("record", "deciding")]
+    assert any(mark in page.read_text() for page in PAGES for mark in marks)
 
 
 def test_there_are_records():
@@ -68,7 +69,8 @@ def test_runs_of_another_machine_are_added(tmp_path, monkeypatch):
     "file", sorted(measured.RECORDS.glob("*.json")), ids=lambda file: file.stem
 )
 def test_what_was_measured_is_shown(file):
-    assert any(f"<!-- record: {file.stem} -->" in page.read_text() for page in PAGES)
+    marks = [f"<!-- {kind}: {file.stem} -->" for kind in ("record", "deciding")]
+    assert any(mark in page.read_text() for page in PAGES for mark in marks)
 
 
 def test_exponents_are_of_the_rows_in_which_one_thing_grows():
