@@ -32,10 +32,12 @@ class World:
 
     root: Path
     switches: Mapping[str, Any]
+    epochs: int = EPOCHS
     data: dict[int, tuple[Tensor, Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.experiment = tiny_experiment(method=dict(self.switches), training=TRAINING)
+        self.training = {**TRAINING, "local_epochs": self.epochs}
+        self.experiment = tiny_experiment(method=dict(self.switches), training=self.training)
         contexts = {c: context_of(self.experiment, self.root, c) for c in CLIENTS}
         self.run = contexts[0].run
         self.data = {c: ctx.stream.train(0) for c, ctx in contexts.items()}
@@ -47,8 +49,11 @@ class World:
         load_weights(net, weights)
         return net.train()
 
+    def order(self, client: int, number: int) -> torch.Generator:
+        return context_of(self.experiment, self.root, client, 0, number).generator("order")
+
     def batches(self, client: int, number: int, epochs: int = EPOCHS) -> Iterator[Tensor]:
-        order = context_of(self.experiment, self.root, client, 0, number).generator("order")
+        order = self.order(client, number)
         for _ in range(epochs):
             yield from torch.split(
                 torch.randperm(len(self.data[client][1]), generator=order), BATCH

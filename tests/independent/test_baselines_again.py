@@ -418,6 +418,41 @@ def pfedme(world: World) -> Expected:
     return {"common": w, **own}
 
 
+def flash(world: World) -> Expected:
+    """Panchal et al., Algorithm 1: eta = 0.02, gamma = 0.2, tau = 0.01; every ninth is held."""
+    w, keys = world.first, list(world.first)
+    m, d = ({k: torch.zeros_like(t) for k, t in w.items()} for _ in range(2))
+    v = {k: torch.full_like(t, 0.01**2) for k, t in w.items()}
+    for number in ROUNDS:
+        found = []
+        for c, (x, y) in world.data.items():
+            held = torch.arange(len(y)) % 9 == 8
+            net, own, order = world.net(w), torch.arange(len(y))[~held], world.order(c, number)
+            optimizer, last = sgd(net.parameters()), float("inf")
+            for epoch in range(1, world.epochs + 1):
+                for i in torch.split(own[torch.randperm(len(own), generator=order)], BATCH):
+                    descend(optimizer, F.cross_entropy(net(x[i]), y[i]))
+                now = F.cross_entropy(net(x[held]), y[held]).item()
+                if last - now < 0.2 / epoch:
+                    break
+                last = now
+            found.append(copied(net))
+        average = mean(found, [1, 1, 1])
+        for k in keys:
+            delta = average[k] - w[k]
+            m[k], before = 0.9 * m[k] + 0.1 * delta, v[k]
+            v[k] = 0.99 * v[k] + 0.01 * delta**2
+            share = before / ((delta**2 - v[k]).abs() + before)
+            d[k] = share * d[k] + (1 - share) * (delta**2 - v[k])
+        w = {k: w[k] + 0.02 * m[k] / ((v[k].sqrt() - d[k]).clamp(min=0) + 0.01) for k in keys}
+    moments = {
+        f"{name}/{k}": t
+        for name, each in zip("mvd", (m, v, d), strict=True)
+        for k, t in each.items()
+    }
+    return {"common": w, "server": moments}
+
+
 LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "fedprox": (fedprox, {"mu": 0.5}),
     "fedntd": (fedntd, {"tau": 2.0}),
@@ -433,13 +468,16 @@ LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "scaffold": (scaffold, {"server_lr": 0.7}),
     "fedbabu": (fedbabu, {}),
     "pfedme": (pfedme, {"lam": 2.0, "eta": 0.1, "inner_steps": 3, "beta": 0.8}),
+    "flash": (flash, {"eta": 0.02, "gamma": 0.2, "tau": 0.01, "watched": 9}),
 }
+LONG = {"flash": 5}
+"""Epochs of local training of methods that may stop before the last one."""
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_run_comes_to_what_a_plain_loop_comes_to(name, digits):
     loop, switches = LOOPS[name]
-    world = World(digits, {"name": name, **switches})
+    world = World(digits, {"name": name, **switches}, LONG.get(name, EPOCHS))
     expected, found = loop(world), world.found()
     assert expected
     for place, weights in expected.items():

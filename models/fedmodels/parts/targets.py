@@ -9,7 +9,7 @@ from fedmodels.training.method import Method
 
 TAKE = (
     "fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto", "apfl", "scaffold",
-    "pfedme", "ifca", "feddyn", "lg-fedavg", "local", "centralized",
+    "pfedme", "ifca", "feddyn", "lg-fedavg", "flash", "local", "centralized",
 )  # fmt: skip
 """Methods none of whose functions asks for a class."""
 DEALS = ("natural", "iid")

@@ -140,6 +140,8 @@ class EpochLoop:
     such as replay."""
     joined: Callable[[Batch], Batch] | None = None
     """Adds examples to a batch, for examples that are drawn anew for each batch."""
+    stops: Callable[[int], bool] | None = None
+    """Tells after so many epochs of a phase whether the rest of them is left out."""
 
     def __post_init__(self) -> None:
         """Start before the first phase."""
@@ -179,10 +181,12 @@ class EpochLoop:
         stays = self._is_same and self.ctx.hidden is None
         fixed = embed_once(net, self.x, training) if stays else None
         for epoch in range(phase.epochs):
-            self._epoch, self._losses = self._epoch + 1, []
-            self.ctx.epoch = self._epoch
             if self._steps is not None:
                 self._steps.settle()
+            if epoch and self.stops is not None and self.stops(epoch):
+                return
+            self._epoch, self._losses = self._epoch + 1, []
+            self.ctx.epoch = self._epoch
             self.method.begin_epoch(self.ctx, phase, epoch, self.refs)
             if self.renewed is not None:
                 self.x, self.y = self.renewed(self._epoch)

@@ -35,6 +35,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
+from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.hooks import init_client
 from fedmodels.training.method import Method
@@ -216,8 +217,14 @@ def _kept(run: RunFacts, state: Bundle) -> list[str]:
     return [*kept, *(k for k in state.weights if k not in run.forms)]
 
 
+LOOKS = {"flash": "stops by the loss of its examples"}
+"""Methods whose clients look at their examples beside their steps, and how."""
+
+
 def check_hides_examples(method: Method, run: RunFacts) -> None:
     """Check that clients can hide their examples; ConfigError says what stands against it."""
+    if looks := asked(method, "", LOOKS, ""):
+        raise ConfigError(f'[privacy] level = "example": method {method.name!r} {looks}')
     if method.trains_on not in ("task", "history"):
         raise ConfigError(
             '[privacy] level = "example" counts trainings on examples, and here clients train on '

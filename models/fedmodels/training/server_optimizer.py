@@ -20,7 +20,7 @@ from fedmodels.config.training import ServerOptimizer
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.algebra import padded
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.asked import global_weights
+from fedmodels.training.asked import asked, global_weights
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
@@ -87,8 +87,21 @@ def trained_keys(method: Method, run: RunFacts, common: Bundle) -> list[str]:
     return [key for key in found if key in known or key.partition("/")[2] in known]
 
 
+STEPS = {"flash": True}
+"""Methods whose server half is an optimiser itself."""
+
+
 def check_server_optimizer(method: Method, run: RunFacts) -> None:
-    """Check that the server has a mean of weights to step along; ConfigError if it sends none."""
+    """Check that the server has a mean of weights to step along.
+
+    Raises:
+        ConfigError: it sends none, or steps along it by the method's own optimiser.
+    """
+    if asked(method, "", STEPS, False):
+        raise ConfigError(
+            f"[server_optimizer] would step before the server of {method.name!r}, which is an "
+            "optimiser itself: leave it out"
+        )
     common, nothing = method.payload_spec(run)[0], torch.empty(0)
     keys = [key for key in (*common.required, *common.optional) if key.startswith("weights/")]
     shared = Bundle({key.removeprefix("weights/"): nothing for key in keys})
