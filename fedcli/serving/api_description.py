@@ -17,6 +17,7 @@ MAY = {
     "200": "the answer", "400": "the request does not fit the model", "404": "no such model",
     "408": "the body did not come in time", "413": "the body is too long",
     "415": "the content type is not taken", "421": "the request means another server",
+    "429": "more labels come than are taken: come again after Retry-After seconds",
     "500": "the model cannot answer", "501": "a package is missing",
     "503": "there is no model yet, or no room: come again after Retry-After seconds",
 }  # fmt: skip
@@ -64,15 +65,39 @@ PREDICTED = {
     "required": ["model", "predictions"],
     "properties": {"model": OBJECT, "classes": _list(NAME), "predictions": _list(OBJECT)},
 }
+FEEDBACK = {
+    **OBJECT,
+    "required": ["labels"],
+    "properties": {
+        "request": NAME, "inputs": {"type": "array"},
+        "labels": _list({"type": ["string", "number", "null"]}),
+    },
+}  # fmt: skip
+COUNT = {"type": "integer"}
+TAKEN = {
+    **OBJECT,
+    "required": ["model", "taken", "known", "corrected", "late", "waiting", "task_at"],
+    "properties": {
+        "model": OBJECT, "taken": COUNT, "known": COUNT, "corrected": COUNT, "late": COUNT,
+        "waiting": COUNT, "task_at": COUNT,
+    },
+}  # fmt: skip
 BODIES = {
     "predict": {
         kind: {"schema": {} if kind == "application/json" else {"type": "string"}} for kind in KINDS
     },
     "infer": {"application/json": {"schema": REQUEST}},
+    "feedback": {"application/json": {"schema": FEEDBACK}},
 }
+"""What is sent to each answer that takes a body."""
 ABOUT = {
     "predict": ("The classes, or the targets, of new inputs", PREDICTED, "400 404 408 413 415"),
     "infer": ("An inference of the Open Inference Protocol (V2)", INFERRED, "400 404 408 413"),
+    "feedback": (
+        "Labels that came later, of asked inputs or of others",
+        TAKEN,
+        "400 404 408 413 429",
+    ),
     "schema": ("The JSON Schema of what predict takes as JSON", OBJECT, "404"),
     "health": ("The live model", OBJECT, "404"),
     "model_ready": ("Whether the model is ready", OBJECT, "404"),

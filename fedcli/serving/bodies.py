@@ -55,7 +55,36 @@ def json_inputs(body: bytes, facts: ModelFacts) -> NewInputs:
     Raises:
         DataError: it is another kind of JSON, does not fit the model, or is too large.
     """
-    name, found = Path("the input"), _json_of(body)
+    found = _json_of(body)
+    return _inputs_of(found.get("inputs") if isinstance(found, dict) else found, facts)
+
+
+def feedback_of(body: bytes, facts: ModelFacts) -> tuple[str, NewInputs | None, list[str | None]]:
+    """Return what labels are for, a request by its id or inputs, and the labels; None for none.
+
+    Raises:
+        DataError: it is another kind of JSON, does not fit the model, or is too large.
+    """
+    found = _json_of(body)
+    labels = found.get("labels") if isinstance(found, dict) else None
+    request, inputs = (found.get(key) for key in ("request", "inputs")) if labels else (None, None)
+    if not isinstance(labels, list) or (request is None) == (inputs is None):
+        raise DataError(
+            'labels come as {"request": ID, "labels": […]}, or with "inputs" in place of a request'
+        )
+    names = [str(int(n)) if isinstance(n, float) and n.is_integer() else n for n in labels]
+    if not all(name is None or isinstance(name, str) for name in names):
+        raise DataError("a label is the name of a class, or null")
+    if inputs is not None:
+        return "", _inputs_of(inputs, facts), names
+    if not isinstance(request, str):
+        raise DataError("a request is named by the id that its answer has")
+    return request, None, names
+
+
+def _inputs_of(found: Any, facts: ModelFacts) -> NewInputs:
+    """Return the inputs of JSON: numbers, or rows as objects by the names of columns."""
+    name = Path("the input")
     if not (isinstance(found, list) and found and all(isinstance(row, dict) for row in found)):
         return given(array_of(found), name, facts)
     how = parse_transform(facts.transform, "the model")
@@ -87,12 +116,11 @@ def schema_of(facts: ModelFacts) -> dict[str, Any]:
 
 
 def _json_of(body: bytes) -> Any:
-    """Return JSON, or what ``inputs`` of an object holds; raise DataError if it is none."""
+    """Return JSON; raise DataError if it is none."""
     if body.count(b",") + body.count(b"[") > MAX_NUMBERS:
         raise DataError(f"the input has more than {MAX_NUMBERS} numbers and arrays: {IN_PARTS}")
     try:
-        found = json.loads(body, parse_int=float)
-        return found.get("inputs") if isinstance(found, dict) else found
+        return json.loads(body, parse_int=float)
     except (ValueError, RecursionError):
         raise DataError("the input is no JSON array of numbers") from None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ from fedmodels.options import Level
 
 if TYPE_CHECKING:
     from fedcli.serving.live_model import LiveModel
+    from fedcli.serving.site import Site
 
 RunOfModel = Annotated[
     Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
@@ -38,6 +40,8 @@ RecipeOfNew = Annotated[
 
 MAX_MODELS = 1000
 """Models of a process; each is in memory once it was asked."""
+MAX_FEEDBACK = 100_000
+"""Rows with labels of a task."""
 
 
 def serve_model(
@@ -63,6 +67,23 @@ def serve_model(
             "for any letters. Addresses and this machine's own name always may.",
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Directory above the client's own data, with which what is asked is compared; by "
+            "default what fedcli join cut of the client's files.",
+        ),
+    ] = None,
+    feedback: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ROWS",
+            min=1,
+            max=MAX_FEEDBACK,
+            help="Take labels back, and make a task of the client's data of so many rows.",
+        ),
+    ] = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Answer over HTTP with the live models of clients, also while these train."""
@@ -84,7 +105,8 @@ def serve_model(
     from fedcli.serving.model_server import ModelServer
 
     end_on_sigterm()
-    server = ModelServer(host, port, models, tuple(allowed_hosts or ()))
+    sites = _sites(run, models, data, feedback)
+    server = ModelServer(host, port, models, tuple(allowed_hosts or ()), sites)
     place = server.url + ("models/NAME/" if len(models) > 1 else "")
     names = f"; NAME is one of {', '.join(models)}" if len(models) > 1 else ""
     typer.echo(f"answers at {place}predict, {server.url}health and {server.url}metrics{names}")
@@ -94,6 +116,36 @@ def serve_model(
         if not server.is_idle and isinstance(ended.code, int):
             os._exit(ended.code)  # a thread that still works on a request keeps it no longer
         raise
+    finally:
+        for site in sites.values():
+            site.end()
+
+
+def _sites(
+    run: Path | None, models: Mapping[str, LiveModel], data: Path | None, feedback: int | None
+) -> dict[str, Site]:
+    """Return the data of the clients whose models answer, by the names of these."""
+    from fedcli.data.store.own_files import cut_before
+    from fedcli.serving.site import Site
+
+    if run is None:
+        if data is not None or feedback is not None:
+            raise ConfigError("--data and --feedback are for a client's model: --run and --client")
+        return {}
+    found = dict[str, Site]()
+    for name in models:
+        client = int(name.removeprefix("client-"))
+        root = data or cut_before(run / "own-data", client)
+        if root is not None:
+            found[name] = Site(root, client, feedback)
+        elif feedback is not None:
+            raise ConfigError(
+                f"{run / 'own-data'} holds no data of client {client}: name the directory above "
+                "its own by --data"
+            )
+    if not found:
+        typer.echo("note: what is asked is not watched: --data says where the client's data are")
+    return found
 
 
 def _models(

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcli.prediction import Predictions
 from fedcli.serving.live_model import LiveModel
-from fedmodels.errors import FedtideError
+from fedcli.serving.site import Site
 from fedmodels.http_server import Response
 from fedmodels.printable import printable
 
@@ -45,6 +45,19 @@ class Figures:
             "How often a model `went_live`, was `refused` by the guard, and how many `rollbacks` "
             "there were, since the client's first model.", "event",
         )  # fmt: skip
+        self._windows = made(
+            "Gauge", "served_windows", "Windows of served inputs that were tested."
+        )
+        self._drift = made(
+            "Gauge", "served_drift",
+            "How far the last window of served inputs lies from the client's data, from 0 to 1.",
+        )  # fmt: skip
+        self._alarm = made(
+            "Gauge", "served_drift_alarm", "1 while served inputs are told to drift."
+        )
+        self._labels = made(
+            "Gauge", "feedback_rows", "Labels that came back, by what became of them.", "what"
+        )
 
     def count(self, model: str, status: HTTPStatus, seconds: float) -> None:
         """Count a request to predict."""
@@ -58,15 +71,21 @@ class Figures:
             for name, count in found.best().items():
                 self._named.labels(model, printable(name)).inc(count)
 
-    def page(self, accept: str, models: Mapping[str, LiveModel]) -> Response | None:
+    def page(
+        self, accept: str, models: Mapping[str, LiveModel], sites: Mapping[str, Site]
+    ) -> Response | None:
         """Return the page; None where the package is missing."""
         if self._prometheus is None:
             return None
+        for name, site in sites.items():
+            self._windows.labels(name).set(site.watch.windows)
+            if (drift := site.watch.last) is not None:
+                self._drift.labels(name).set(drift.amount)
+                self._alarm.labels(name).set(drift.alarm)
+            for what, count in site.rows.items():
+                self._labels.labels(name, what).set(count)
         for name, live in models.items():
-            try:
-                self._round.labels(name).set(live.now().model.facts.round + 1)
-            except FedtideError:
-                self._round.labels(name).set(0)
+            self._round.labels(name).set(live.round)
             status = live.status()
             self._reads.labels(name).set(live.reads)
             self._held.labels(name).set(status.held)

@@ -17,7 +17,8 @@ from fedcli.runtime.sessions import SessionFile
 from fedcli.runtime.state import PERSONAL
 from fedmodels.errors import ArchiveError, DataError, FedtideError, reason_of
 from fedmodels.files import Stamp, stamp_of
-from fedmodels.nets.trained import TrainedModel
+from fedmodels.nets.trained import KEY, ModelFacts, TrainedModel
+from fedmodels.tensors.archive import header_in
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,8 @@ class LiveModel:
         self._loaded: Loaded | None = None
         self._stamped: tuple[Path, Stamp] | None = None
         """The file that was read last, and its stamp then: another model has another one."""
+        self._looked: tuple[tuple[Path, Stamp] | None, int] = None, 0
+        """The file whose round was asked for last without reading it, and that round."""
         self.reads = 0
         """How many models were read."""
 
@@ -105,6 +108,18 @@ class LiveModel:
                     "it joined with --deploy or the run's config has [deploy]"
                 )
             return self._loaded
+
+    @property
+    def round(self) -> int:
+        """The round of the live model, from 1, without reading its weights; 0: none yet."""
+        first = self._first()
+        if first is not None and first != self._stamped and first != self._looked[0]:
+            with suppress(ArchiveError, KeyError):  # a damaged one does not go live
+                facts = ModelFacts.parse(header_in(first[0])[KEY], str(first[0]))
+                self._looked = first, facts.round + 1
+        if first is not None and first == self._looked[0] != self._stamped:
+            return self._looked[1]
+        return 0 if self._loaded is None else self._loaded.model.facts.round + 1
 
     @property
     def loaded(self) -> Loaded | None:

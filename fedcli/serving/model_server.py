@@ -24,12 +24,21 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
 from fedcli.prediction import Predictions, predicted, predictions
-from fedcli.serving.api_description import described
-from fedcli.serving.bodies import KINDS, check_answer, check_growth, json_inputs, schema_of
+from fedcli.serving.api_description import BODIES, described
+from fedcli.serving.bodies import (
+    KINDS,
+    check_answer,
+    check_growth,
+    feedback_of,
+    json_inputs,
+    schema_of,
+)
 from fedcli.serving.figures import Figures
+from fedcli.serving.label_store import Asked
 from fedcli.serving.live_model import LiveModel, Loaded
 from fedcli.serving.open_inference import BINARY, inferred, metadata, version_of
-from fedmodels.errors import DataError, FedtideError, pip_line
+from fedcli.serving.site import Site, TooFast, places_of
+from fedmodels.errors import ArchiveNotWritten, DataError, FedtideError, pip_line
 from fedmodels.http_server import HttpServer, Response
 from fedmodels.machine import cores
 from fedmodels.printable import json_text, printable
@@ -50,8 +59,9 @@ AGAIN_AFTER_S = 1
 LAST_ANSWERS_S = 10
 """Time for requests that have come when the server is stopped."""
 log = logging.getLogger(__name__)
-Find = Callable[[Loaded, str, bytes], tuple[Predictions, dict[str, Any]]]
-"""Returns predictions for a body of a kind, and the answer that tells them."""
+Find = Callable[[Loaded, str, bytes], dict[str, Any]]
+"""Returns the answer to a body of a kind."""
+NO_SITES: Mapping[str, Site] = {}
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,13 @@ class ModelServer(HttpServer):
         port: int,
         models: Mapping[str, LiveModel],
         allowed_hosts: tuple[str, ...] = (),
+        sites: Mapping[str, Site] = NO_SITES,
     ) -> None:
-        """Bind to a place; raise ConfigError if that is not possible."""
-        self.models, self.figures = models, Figures()
+        """Bind to a place; raise ConfigError if that is not possible.
+
+        ``sites`` have the data of clients whose models are watched, by the names of these.
+        """
+        self.models, self.sites, self.figures = models, sites, Figures()
         workers = min(cores(), MAX_WORKERS)
         self._pool = ThreadPoolExecutor(workers, "predict")
         self._under_way = 0
@@ -96,6 +110,7 @@ class ModelServer(HttpServer):
         model, v2 = "/models/{model}", "/v2/models/{model}"
         places = {
             **{f"{one}/predict": "predict" for one in ("", model)},
+            **{f"{one}/feedback": "feedback" for one in ("", model)},
             **{f"{one}/schema": "schema" for one in ("", model)},
             **{f"{one}/health": "health" for one in ("", model)},
             "/metrics": "metrics", "/openapi.json": "openapi",
@@ -108,7 +123,7 @@ class ModelServer(HttpServer):
             Route(
                 place,
                 getattr(self, f"_{answer}"),
-                methods=["POST" if answer in ("predict", "infer") else "GET"],
+                methods=["POST" if answer in BODIES else "GET"],
             )
             for place, answer in places.items()
         ]
@@ -141,23 +156,44 @@ class ModelServer(HttpServer):
     async def _predict(self, request: Request) -> HttpResponse:
         name, live = self._model(request)
 
-        def found(now: Loaded, kind: str, body: bytes) -> tuple[Predictions, dict[str, Any]]:
+        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any]:
             found = _predicted(now, KINDS[kind], body)
-            return found, {"model": _about(now), **found.shown()}
+            return self._noted(name, now, found, {"model": _about(now), **found.shown()})
 
-        return await self._timed(name, live, request, found)
+        return await self._timed(name, live, request, find)
 
     async def _infer(self, request: Request) -> HttpResponse:
         name, live = self._model(request)
 
-        def found(now: Loaded, kind: str, body: bytes) -> tuple[Predictions, dict[str, Any]]:
+        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any]:
             _check_version(request.path_params.get("version"), now)
             if "inference-header-content-length" in request.headers:
                 raise DataError(BINARY)
             found, told = inferred(name, now.model, body)
-            return found, {**told, "parameters": {"sha256": now.sha256, "run": now.run}}
+            told["parameters"] = {"sha256": now.sha256, "run": now.run}
+            return self._noted(name, now, found, told)
 
-        return await self._timed(name, live, request, found, "application/json")
+        return await self._timed(name, live, request, find, "application/json")
+
+    def _noted(
+        self, name: str, now: Loaded, found: Predictions, told: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Count and watch the inputs; return the answer with the id by which labels may come."""
+        self.figures.name(name, found)
+        if (site := self.sites.get(name)) and (request := site.answered(now, found)):
+            told.get("parameters", told)["request"] = request
+        return told
+
+    async def _feedback(self, request: Request) -> HttpResponse:
+        name, live = self._model(request)
+        site = self.sites.get(name)
+        if site is None or site.store is None:
+            raise NoSuch("labels are not taken back here: fedcli serve-model --feedback does so")
+
+        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any]:
+            return _labelled(site, now, body)
+
+        return self.sent(await self._answer(name, live, request, find, "application/json"), live)
 
     async def _timed(
         self, name: str, live: LiveModel, request: Request, find: Find, kind: str = ""
@@ -221,11 +257,14 @@ class ModelServer(HttpServer):
         except FedtideError as error:
             return refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error)))
         try:
-            found, told = find(now, kind, body)
-            self.figures.name(name, found)
-            return _told(told, by=now)
+            return _told(find(now, kind, body), by=now)
         except NoSuch as error:
             return refused(HTTPStatus.NOT_FOUND, error.detail)
+        except TooFast as error:
+            return refused(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+        except ArchiveNotWritten as error:
+            log.error("%s", error)
+            return refused(HTTPStatus.SERVICE_UNAVAILABLE, "labels cannot be kept now")
         except FedtideError as error:
             return refused(HTTPStatus.BAD_REQUEST, printable(str(error)))
         except Exception:  # a caller sees no traceback, and others are answered
@@ -240,7 +279,10 @@ class ModelServer(HttpServer):
 
         def told(name: str, live: LiveModel, now: Loaded) -> Mapping[str, Any]:
             status = live.status()
-            return {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
+            found = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
+            site = self.sites.get(name)
+            drift = site.watch.last if site else None
+            return found if drift is None else {**found, "drift": drift.shown()}
 
         return self._of_model(request, told)
 
@@ -285,7 +327,7 @@ class ModelServer(HttpServer):
         return self.sent(_told(self._description))
 
     def _metrics(self, request: Request) -> HttpResponse:
-        found = self.figures.page(request.headers.get("accept", ""), self.models)
+        found = self.figures.page(request.headers.get("accept", ""), self.models, self.sites)
         line = f"/metrics needs a package more: {pip_line('prometheus')}"
         return self.sent(found or refused(HTTPStatus.NOT_IMPLEMENTED, line))
 
@@ -300,7 +342,7 @@ class ModelServer(HttpServer):
         that concerns no model those of the only one.
         """
         found = super().sent(answer)
-        if answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        if answer.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
             found.headers["Retry-After"] = str(AGAIN_AFTER_S)
         by = answer.by if isinstance(answer, Told) else None
         if live is None and len(self.models) == 1:
@@ -349,6 +391,19 @@ def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
             line = str(error).replace(str(file), "the input").replace(str(now.file), "the model")
             raise DataError(line) from None
     return found
+
+
+def _labelled(site: Site, now: Loaded, body: bytes) -> dict[str, Any]:
+    """Return what became of labels for inputs, or for those of an answered request."""
+    request, inputs, labels = feedback_of(body, now.model.facts)
+    assert site.store is not None
+    asked = site.store.asked(request) if inputs is None else Asked(inputs.x, *places_of(inputs))
+    if asked is None:
+        raise NoSuch(f"no request {printable(request, 40)!r} was answered here lately")
+    if len(labels) != asked.answers:
+        raise DataError(f"{len(labels)} labels come for {asked.answers} predictions")
+    names = [labels[place] for place in asked.places]
+    return {"model": _about(now), **site.label(asked.x, names, now)}
 
 
 def _about(now: Loaded) -> dict[str, Any]:

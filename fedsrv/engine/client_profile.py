@@ -54,6 +54,9 @@ class Profile:
     unusual: Mapping[int, str] = field(default_factory=dict)
     """In which ways tasks are not like earlier ones, of tasks of which the client says it."""
 
+    drifted: Mapping[int, str] = field(default_factory=dict)
+    """What had moved in the inputs that the client's live model was asked, before a task came."""
+
     @property
     def num_tasks(self) -> int:
         """Return how many tasks the client has."""
@@ -151,6 +154,7 @@ class Profile:
             test=_table([task.test for task in said.tasks], said.problem),
             again={n: t.again for n, t in enumerate(said.tasks) if t.again},
             unusual={n: printable(t.unusual) for n, t in enumerate(said.tasks) if t.unusual},
+            drifted={n: printable(t.drifted) for n, t in enumerate(said.tasks) if t.drifted},
             set_aside={n: printable(t.why) for n, t in enumerate(said.tasks) if t.set_aside},
         )
 

@@ -66,6 +66,11 @@ FEWEST_TRIES = 3
 """Uploads of a task that may come to nothing, if a task has no more rounds than this."""
 BY_HAND = "an operator set it aside"
 BY_SITE = "its site set it aside"
+MARKS = {
+    "unusual": f"is {UNUSUAL}",
+    "drifted": "was announced after what its live model is asked had moved",
+}
+"""What a client may say of a task, as its description calls it, and how a line says it."""
 NOBODY: AbstractContextManager[Any] = nullcontext()
 """The lock of who asks nobody for other names of classes."""
 
@@ -206,19 +211,20 @@ class OpenRuns(ServerPart):
         """Put down what the run grew by before an interaction, and note who has trained in it.
 
         ``unusual`` has the tasks that begin here and are not like their client's earlier ones, and
-        in which ways, as the client says it.
+        in which ways, as the client says it; ``drifted`` those before which the inputs moved that a
+        live model was asked, and what moved.
         """
         assert self._stages is not None, "the run has begun"
         self._stages.trained(record)
         growths = at.plan.growths if isinstance(at.plan, OpenPlan) else ()
         if new := [one.to_json() for one in growths if one.interaction == at.step.interaction]:
             record["growths"] = new
-        begun = (
+        begun = [
             (g.tasks, at.plan.profiles) for g in growths if g.interaction == at.step.interaction
-        )
-        told = [one for tasks, profiles in begun for one in unusual_in(tasks, profiles)]
-        if told:
-            of_parts(record)["unusual"] = told
+        ]
+        for mark in MARKS:
+            if told := [one for some in begun for one in marked_in(mark, *some)]:
+                of_parts(record)[mark] = told
 
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return what the run grew by after its last interaction, which stands in no record."""
@@ -383,10 +389,11 @@ class Stages(Timetable):
             self.events.tell("note", client, line=line)
             facts = {"client": client, "task": task, "interaction": growth.interaction}
             self.store.tell("set aside", **facts, reason=why)
-        for odd in unusual_in(growth.tasks, self.known):
-            line = f"task {odd['task']} of client {odd['client']} is {UNUSUAL}: {odd['line']}"
-            self.events.tell("note", odd["client"], line=line)
-            self.store.tell("unusual", **odd, interaction=growth.interaction)
+        for mark, what in MARKS.items():
+            for odd in marked_in(mark, growth.tasks, self.known):
+                line = f"task {odd['task']} of client {odd['client']} {what}: {odd['line']}"
+                self.events.tell("note", odd["client"], line=line)
+                self.store.tell(mark, **odd, interaction=growth.interaction)
         for key, (before, now) in growth.changes.items():
             said = {"key": key, "interaction": growth.interaction, "before": before, "now": now}
             self.store.tell("changed", **said)
@@ -579,6 +586,8 @@ class Stages(Timetable):
             return bool(moving)
         if begins.every_s is not None and waited >= begins.every_s:
             return True
+        if begins.drift and marked_in("drifted", moving, self.known):
+            return True
         if begins.score_drop is None or not is_idle or moving == self._looked_at:
             return False
         self._looked_at = moving
@@ -620,13 +629,15 @@ class Stages(Timetable):
         self.events.tell("resting", line=line, clients=[*map(str, late)])
 
 
-def unusual_in(tasks: Mapping[int, int], profiles: Mapping[int, Profile]) -> list[dict[str, Any]]:
-    """Return what clients say of tasks that begin, where these are not like their earlier ones."""
+def marked_in(
+    mark: str, tasks: Mapping[int, int], profiles: Mapping[int, Profile]
+) -> list[dict[str, Any]]:
+    """Return what clients say of tasks that begin, of those that have one of ``MARKS``."""
     found = ((client, number - 1) for client, number in sorted(tasks.items()))
     return [
-        {"client": client, "task": task, "line": profiles[client].unusual[task]}
+        {"client": client, "task": task, "line": marked[task]}
         for client, task in found
-        if task in profiles[client].unusual
+        if task in (marked := getattr(profiles[client], mark))
     ]
 
 

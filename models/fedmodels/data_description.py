@@ -129,6 +129,8 @@ class TaskCounts(_File):
     """In words, why it is set aside; empty where nobody said it."""
     unusual: Annotated[str, Field(max_length=MAX_WHY)] = ""
     """In words, in which ways it is not like the client's earlier tasks; empty where it is."""
+    drifted: Annotated[str, Field(max_length=MAX_WHY)] = ""
+    """In words, what had moved in the inputs that the client's model was asked before it came."""
 
     @model_serializer(mode="wrap")
     def _text(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -170,6 +172,7 @@ class ClientFile(ProblemFile):
                     "test": count(task.test),
                     "again": 0,
                     "unusual": HIDDEN if task.unusual else "",
+                    "drifted": HIDDEN if task.drifted else "",
                     "why": UNUSUAL if task.why.startswith(UNUSUAL) else task.why,
                 }
             )

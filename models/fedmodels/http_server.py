@@ -203,7 +203,9 @@ class HttpServer:
 
     async def _unknown(self, request: Request, error: Exception) -> HttpResponse:
         assert isinstance(error, HTTPException)
-        return self.sent(self.refused(HTTPStatus(error.status_code), f"there are {self.known}"))
+        found = self.sent(self.refused(HTTPStatus(error.status_code), f"there are {self.known}"))
+        found.headers.update(error.headers or {})  # Allow, of a method that a path does not have
+        return found
 
     def serve(self) -> None:
         """Answer until the process is told to end, and give requests that have come their time.

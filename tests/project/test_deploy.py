@@ -122,7 +122,8 @@ def test_prometheus_raises_the_alerts(tmp_path):
 
 
 def test_alerts_ask_for_figures_that_are_there():
-    told = {re.split(r"[{]", name)[0] for name in script_of("monitoring").figures(exporter())}
+    figures = script_of("monitoring").figures
+    told = {re.split(r"[{]", name)[0] for one in tellers() for name in figures(one)}
     rules = safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
     asked = {name for rule in rules for name in re.findall(r"fedtide_\w+", rule["expr"])}
     assert asked <= told
@@ -137,7 +138,7 @@ def test_the_board_asks_for_figures_that_are_there():
     figures = script_of("monitoring").figures
     run, served = ({re.split("[{]", name)[0] for name in figures(one)} for one in tellers())
     names = {re.sub("_bucket$", "", n) for expr in asked for n in re.findall(r"fedtide_\w+", expr)}
-    shown_by_none = {"fedtide_live_model_reads", "fedtide_task"}
+    shown_by_none = {"fedtide_live_model_reads", "fedtide_task", "fedtide_served_windows"}
     assert names == (run | served) - shown_by_none
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 

@@ -95,7 +95,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """,
     ),
     "drift": (
-        r"parts/drift|data_drift",
+        r"parts/drift|data_drift|serving/served_inputs",
         r"data_drift|evaluate\.drift|DriftMeter|parts\.drift|DRIFT_PARTS",
         """
         fedmodels/config/combinations.py fedmodels/numerics/metric_tables.py

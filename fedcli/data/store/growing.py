@@ -121,6 +121,7 @@ def add_task(
     unusual: Unusual | None = None,
     strict: bool = False,
     given: Path | None = None,
+    drifted: str = "",
 ) -> Added:
     """Add a task to a client's data, whole or not at all.
 
@@ -139,6 +140,7 @@ def add_task(
         strict: add nothing where ``fedcli check`` would have a word on it.
         given: the site's recipe; by default the one that lies with the source, or that of the
             client's first files.
+        drifted: in words, what moved in the inputs that the client's model was asked before.
 
     Raises:
         DataError: the client's data or the source cannot be used; nothing was changed.
@@ -169,7 +171,9 @@ def add_task(
                 left = thinned(left, how, seed)
                 odd = _unusual(held, rows, left)
                 keeps = (unusual or (data.unusual if data is not None else None)) != "set-aside"
-                added = _added(held, left, made, found, odd, strict=strict, keeps=keeps)
+                added = _added(
+                    held, left, made, found, odd, strict=strict, keeps=keeps, drifted=drifted
+                )
                 with suppress(sqlite3.Error):  # the task is there: its rows are taken in later
                     KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
                 return added
@@ -198,12 +202,16 @@ def _added(
     *,
     strict: bool,
     keeps: bool,
+    drifted: str,
 ) -> Added:
     """Write a task behind those of a client; one that is not usual is set aside unless it stays."""
     file = _grown(held.file, dataset, found.again)
     grown = copy(held)
     grown.file = file
     notes = (*map(str, arrived(grown, dataset)), *(f"{UNUSUAL}: {line}" for line in unusual))
+    if drifted:
+        last = file.tasks[-1].model_copy(update={"drifted": printable(drifted, MAX_WHY)})
+        file = file.model_copy(update={"tasks": (*file.tasks[:-1], last)})
     if unusual:
         why = printable("; ".join(unusual), MAX_WHY - len(UNUSUAL) - 2)
         mark = {"unusual": why} if keeps else {"set_aside": True, "why": f"{UNUSUAL}: {why}"}

@@ -186,5 +186,8 @@ class Trigger(StrictTable):
     score_drop: Annotated[float, Field(gt=0, le=1)] | None = None
     """One such client is enough, too, where the accuracy of clients' present models on their new
     test data lies this far below that of the last scored round."""
+    drift: bool = False
+    """One such client is enough, too, where its site says that the inputs which its live model is
+    asked have moved."""
     close_after_s: Annotated[float, Field(ge=0)] | None = None
     """Seconds without rounds after which the run ends; by default it waits for ever."""

@@ -14,7 +14,7 @@ BESIDE = {
     "scores": "how many test examples of each class a client's models got right",
     "metrics": "numbers of the method's own in reports",
     "stopping": "the round that a run ends after, by patience or target: it follows from scores",
-    "trigger": "when an open run goes on, by score_drop: it follows from scores",
+    "trigger": "when an open run goes on, by score_drop or drift: it follows from scores or inputs",
 }
 """What clients tell beside uploads, by the name that ``allow`` knows. What of messages and records
 each name stands for is in ``tests/fedmodels/privacy/told.py``."""
@@ -27,7 +27,7 @@ def told_beside(experiment: Experiment, *, scores: bool, metrics: bool) -> list[
         "scores": scores,
         "metrics": metrics,
         "stopping": schedule.patience is not None or schedule.target is not None,
-        "trigger": experiment.begins.score_drop is not None,
+        "trigger": experiment.begins.score_drop is not None or experiment.begins.drift,
     }
     return [name for name in BESIDE if tells.get(name, True)]
 

@@ -142,6 +142,22 @@ def load_named(
     return bundles, facts["header"]
 
 
+def header_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the header of a file of :func:`save` without its tensors, which nothing checks.
+
+    Raises:
+        ArchiveError: it is missing, or no such file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = json.loads((file.metadata() or {})[_KEY])["header"]
+    except (*_UNUSABLE, *_UNREAD, UnicodeEncodeError) as error:
+        raise ArchiveError(f"{path} cannot be read: {_line(error)}") from None
+    if not isinstance(found, dict):
+        raise ArchiveError(f"{path} cannot be read: its header is no JSON object")
+    return found
+
+
 def is_plain(path: str | os.PathLike[str]) -> bool:
     """Tell whether a file is of safetensors, and not of :func:`save`."""
     try:

@@ -163,8 +163,9 @@ def test_what_a_run_decides_by_scores_is_named():
     stops = tiny_experiment(schedule={"patience": 2}, **held)
     going_on = {"open": True, "order": "tasks_outer"}
     drops = tiny_experiment(schedule=going_on, trigger={"score_drop": 0.1})
-    names = [told_beside(e, scores=False, metrics=False) for e in (stops, drops)]
-    assert [each[-1] for each in names] == ["stopping", "trigger"]
+    drifts = tiny_experiment(schedule=going_on, trigger={"drift": True})
+    names = [told_beside(e, scores=False, metrics=False) for e in (stops, drops, drifts)]
+    assert [each[-1] for each in names] == ["stopping", "trigger", "trigger"]
     assert told_beside(tiny_experiment(), scores=True, metrics=False) == [*TOLD]
 
 

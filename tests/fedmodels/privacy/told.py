@@ -109,7 +109,7 @@ words:
   ClassChange.now ClassChange.after
 announced:
   TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why
-  TaskCounts.again TaskCounts.unusual
+  TaskCounts.again TaskCounts.unusual TaskCounts.drifted
   ClientDescription.class_names JoinResponse.class_names
   ClassOf.name ClassOf.earlier ClassOf.examples ClassOf.clients ClassOf.part_of
   Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes
@@ -161,7 +161,7 @@ words:
 parts:
   event.note.* event.refused.*
 announced:
-  record.unusual.* audit.bytes record.bytes.* summary.bytes.* event.commit.bytes.*
+  record.unusual.* record.drifted.* audit.bytes record.bytes.* summary.bytes.* event.commit.bytes.*
 examples:
   record.seconds.train record.clients.*.seconds record.clients.*.num_examples
   record.clients.*.skipped_examples record.clients.*.peak_rss_bytes record.clients.*.epsilon

@@ -165,6 +165,17 @@ def test_models_that_fail_on_new_data_are_a_reason_to_go_on(drop, goes_on, own, 
     assert [tasks for _, tasks in stages[1:]] == ([[[0, 2]]] if goes_on else [])
 
 
+@pytest.mark.parametrize("drifted", ["", "the mean of column 0"])
+def test_a_task_that_its_site_says_came_after_drift_is_a_reason_to_go_on(drifted, own, tmp_path):
+    """Client 0 alone has a new task; two are needed unless what its model is asked has moved."""
+    out = tmp_path / "run"
+    add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0), drifted=drifted)
+    opened(own, out, "close", trigger={"new_data": 2, "drift": True})
+    assert [tasks for _, tasks in growths_of(out)[1:]] == ([[[0, 2]]] if drifted else [])
+    told = [one for record in records_of(out) for one in record.get("drifted", ())]
+    assert told == ([{"client": 0, "task": 1, "line": drifted}] if drifted else [])
+
+
 def forget_last_task(client: Path) -> None:
     """Let a client have one task less."""
     about = json.loads((client / "client.json").read_text())

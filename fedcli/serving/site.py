@@ -1,0 +1,257 @@
+"""What a server of models does beside answering: watches served inputs, and takes labels back.
+
+Labels that came become the client's next task: a folder of arrays is added as ``fedcli add-task``
+adds one, and the client that joined announces it. A batch is gathered on the disk before it is
+added, and adding the same content again adds nothing: so whatever is killed, each row is in one
+task.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.own.new_inputs import NewInputs
+from fedcli.data.own.tables import NothingNew
+from fedcli.data.store.client_data import ClientData, save_arrays
+from fedcli.data.store.growing import Added, add_task
+from fedcli.data.store.opened_data import open_data
+from fedcli.data.store.own_files import remembered
+from fedcli.prediction import Predictions
+from fedcli.serving.label_store import Asked, Batch, LabelStore
+from fedcli.serving.live_model import Loaded
+from fedcli.serving.served_inputs import InputWatch
+from fedmodels.class_names import near
+from fedmodels.config.combinations import part_at
+from fedmodels.data_description import MAX_WHY
+from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, reason_of
+from fedmodels.files import write_atomically
+from fedmodels.printable import printable
+
+RATE = 6000
+"""Rows with labels that are taken in a minute, and at once."""
+AT_ALARM = 10
+"""Rows with labels that make a task once an alarm of drift is on, if no fewer make one."""
+MAX_LETTERS = 60
+OWED = "drifted"
+"""The fact that an alarm was told which no task has followed: what moved, in words."""
+log = logging.getLogger(__name__)
+Array = NDArray[Any]
+
+
+class TooFast(DataError):
+    """More rows come than are taken in a minute."""
+
+
+class Site:
+    """The client's data beside one served model."""
+
+    def __init__(self, root: Path, client: int, rows: int | None) -> None:
+        """Open a client's data below a root; so many ``rows`` with labels make a task.
+
+        Without ``rows`` inputs are watched, no label is taken, and nothing is written.
+
+        Raises:
+            DataError: the data are missing or damaged.
+            ConfigError: no labels can be taken back.
+        """
+        self._root, self._client, self._rows = root, client, rows
+        self._data = open_data(root, client)
+        if rows is not None and learns_targets(self._data):
+            raise ConfigError("--feedback takes back classes, and the data have targets")
+        self.store: LabelStore | None = None
+        if rows is not None:
+            self.store = LabelStore(self._data.directory, self._data.file.input_shape)
+        self.watch = InputWatch(self._data, self.store)
+        self._pool = ThreadPoolExecutor(1, "site")
+        self._is_testing = threading.Lock()
+        self._left, self._filled = float(RATE), time.monotonic()
+        self._told = ""
+        self.rows = Counter[str]()
+        """Rows with labels that came, by what became of them."""
+        self._later(self._make_tasks)
+
+    # --- inputs -----------------------------------------------------------------------------------
+
+    def answered(self, now: Loaded, found: Predictions) -> str:
+        """Take in what was asked; return the id by which labels may come back, empty for none."""
+        x = found.inputs.x
+        if (window := self.watch.see(x)) is not None and self._is_testing.acquire(blocking=False):
+            self._later(self._test, window, now)
+        if self.store is None:
+            return ""
+        request = secrets.token_hex(16)
+        try:
+            self.store.ask(request, Asked(x, *places_of(found.inputs)))
+        except FedtideError as error:
+            self._say(f"no labels can come back for what is asked: {error}")
+            return ""
+        return request
+
+    def _test(self, window: list[Array], now: Loaded) -> None:
+        try:
+            if line := self.watch.test(window, now):
+                log.warning(
+                    "client %s: the inputs that its model is asked moved from its data: %s "
+                    "(docs/serving.md)", self._client, line,
+                )  # fmt: skip
+                if self.store is not None:
+                    self.store.keep({OWED: line[:MAX_WHY]})
+                    self._make_tasks()
+        except FedtideError as error:
+            self._say(str(error))
+        finally:
+            self._is_testing.release()
+
+    def _later(self, work: Callable[..., None], *given: Any) -> None:
+        """Do work in the one thread beside answers."""
+
+        def done() -> None:
+            try:
+                work(*given)
+            except Exception:  # answers go on
+                log.exception("what goes on beside answers failed")
+
+        self._pool.submit(done)
+
+    # --- labels -----------------------------------------------------------------------------------
+
+    def label(self, x: Array, names: Sequence[str | None], now: Loaded) -> dict[str, Any]:
+        """Take rows (n, *input_shape) with their classes, None for no label; return what became.
+
+        Raises:
+            DataError: a class is none of the client's and of the model's, a row is none that the
+                client may have, or more come than are taken.
+        """
+        assert self.store is not None, "the server takes labels back"
+        self._data.refresh()
+        known = [*dict.fromkeys([*self._data.file.classes, *now.model.class_names])]
+        for name in names:
+            if name is not None and name not in known:
+                line = f"{printable(name, MAX_LETTERS)!r} is no class of the model"
+                other = near(name, known)
+                raise DataError(f"{line}: write {other!r}" if other is not None else line)
+        labelled = [row for row, name in enumerate(names) if name is not None]
+        kept = self._of_kind(x[labelled])
+        self._spend(len(labelled))
+        told = self.store.label(kept, [name for name in names if name is not None])
+        self.rows.update(told)
+        self._later(self._make_tasks)
+        found = {what: told[what] for what in ("taken", "known", "corrected", "late")}
+        return {**found, "waiting": self.store.waiting, "task_at": self._rows}
+
+    def _of_kind(self, x: Array) -> Array:
+        """Return rows in the type of the client's data; DataError where that would change them."""
+        kind = self._data.kind() or np.dtype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            kept = x.astype(kind)
+        if (kind.kind == "f" and np.isfinite(kept).all()) or np.array_equal(kept, x):
+            return kept
+        raise DataError(f"the client's inputs are {kind}, and these are not such numbers")
+
+    def _spend(self, rows: int) -> None:
+        """Raise TooFast if more rows come than are taken in a minute."""
+        if rows > RATE:
+            raise DataError(f"more than {RATE} labels are sent: send them in parts")
+        now = time.monotonic()
+        self._left = min(RATE, self._left + (now - self._filled) * RATE / 60)
+        self._filled = now
+        if rows > self._left:
+            raise TooFast(f"more than {RATE} labels a minute are not taken: come again later")
+        self._left -= rows
+
+    # --- tasks ------------------------------------------------------------------------------------
+
+    def _make_tasks(self) -> None:
+        """Make a task of the rows that wait, if they are enough, and of what a crash left."""
+        store = self.store
+        if store is None or self._rows is None:
+            return
+        try:
+            owed = store.kept(OWED, "", str)
+            if store.waiting >= (min(self._rows, AT_ALARM) if owed else self._rows):
+                store.gather()
+            for batch in store.batches(self._data.kind() or np.dtype(np.float32)):
+                self._add(batch, owed)
+                store.done(batch.number, {OWED: ""})
+                owed = ""
+            self._told = ""
+        except (ArchiveError, OSError) as error:  # a full disk, say: tried again with the next rows
+            self._say(reason_of(error) if isinstance(error, OSError) else str(error))
+
+    def _add(self, batch: Batch, drifted: str) -> None:
+        """Add a batch to the client's data; one that cannot be a task stays in a folder beside."""
+        folder = self._data.directory / f"feedback-{batch.number}"
+        self._write(folder, batch)
+        try:
+            how = remembered(self._root)
+            added = add_task(self._root, self._client, folder, *(how or ()), drifted=drifted)
+        except NothingNew as error:
+            log.info("client %s: %s", self._client, error)
+        except (DataError, ConfigError) as error:
+            write_atomically(folder / "why.txt", f"{error}\n")
+            log.error(
+                "client %s: labels that came are no task: %s; they stay in %s",
+                self._client, error, folder,
+            )  # fmt: skip
+            return
+        else:
+            self._tell(added)
+        shutil.rmtree(folder)
+
+    def _tell(self, added: Added) -> None:
+        log.info("client %s: of labels that came: %s", self._client, added)
+        for line in added.notes:
+            log.warning("note: %s", line)
+
+    def _write(self, folder: Path, batch: Batch) -> None:
+        """Write a batch as arrays; the same ones after a crash."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        names = sorted({*batch.classes})
+        labels = np.array([names.index(name) for name in batch.classes], dtype=np.int64)
+        save_arrays(folder, {"train_x": batch.x, "train_y": labels})
+        write_atomically(folder / "dataset.json", json.dumps({"class_names": names}))
+
+    def _say(self, line: str) -> None:
+        """Log what is wrong for now, once."""
+        if line != self._told:
+            log.error("client %s: %s", self._client, line)
+            self._told = line
+
+    def end(self) -> None:
+        """End what goes on beside answers, and let another process have the file."""
+        self._pool.shutdown()
+        if self.store is not None:
+            self.store.close()
+
+
+def learns_targets(data: ClientData) -> bool:
+    """Tell whether a client's data have targets and no classes."""
+    found = part_at("fedmodels.problems.targets:targets_in")(data.file.transform, data.directory)
+    return found is not None
+
+
+def places_of(inputs: NewInputs) -> tuple[list[int], int]:
+    """Return which prediction of an answer each input has, and how many predictions it has.
+
+    A row that makes no input has one, too, without a class.
+    """
+    count, left = len(inputs.x), inputs.left
+    if not left:
+        return [*range(count)], count
+    firsts = [first for first, _ in inputs.places]
+    order = sorted([*firsts, *(place for place, _, _ in left)])
+    return [order.index(first) for first in firsts], len(order)

@@ -1,0 +1,327 @@
+"""What a server of models does beside answering: it watches what it is asked, and takes labels."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcli.data.own.new_inputs import NewInputs
+from fedcli.data.store.growing import add_task
+from fedcli.data.store.opened_data import open_data
+from fedcli.prediction import predicted
+from fedcli.runtime.deployed import Deployed
+from fedcli.serving import label_store, site
+from fedcli.serving.label_store import Asked, LabelStore
+from fedcli.serving.live_model import LiveModel, Loaded
+from fedcli.serving.model_server import ModelServer
+from fedcli.serving.served_inputs import WINDOW
+from fedcli.serving.site import AT_ALARM, OWED, RATE, Site, TooFast, places_of
+from fedmodels.errors import ArchiveNotWritten, ConfigError, DataError
+from tests.fedcli.test_open_inference import Served, tensor
+from tests.fedcli.test_serving import Killed, facts, put_live, typed
+
+NAMES = ["no", "yes"]
+
+
+def points(count: int, seed: int = 0, shift: float = 0.0) -> tuple[Any, Any]:
+    """Return inputs of two numbers, of which the first one's sign is the class."""
+    rng = np.random.default_rng(seed)
+    y = np.arange(count) % 2
+    x = rng.normal(0, 0.5, (count, 2)) + np.stack([4.0 * y - 2, np.full(count, shift)], axis=1)
+    return x.astype(np.float32), y.astype(np.int64)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Return the directory above the data of client 7, which has one task."""
+    task = tmp_path / "data/7/task-0"
+    task.mkdir(parents=True)
+    for part, seed in (("train", 1), ("test", 2)):
+        x, y = points(120, seed)
+        np.save(task / f"{part}_x.npy", x)
+        np.save(task / f"{part}_y.npy", y)
+    about = {"format": 1, "input_shape": [2], "num_classes": 2, "class_names": NAMES}
+    (task.parent / "client.json").write_text(json.dumps(about))
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> LiveModel:
+    place = Deployed(tmp_path / "states/7")
+    place.folder.parent.mkdir(parents=True)
+    put_live(place, 0)
+    return LiveModel.of(tmp_path / "states", 7)
+
+
+def asked(of: Site, now: Loaded, x: Any) -> str:
+    return of.answered(now, predicted(now.model, NewInputs(Path("x"), x)))
+
+
+def labelled(of: Site, x: Any, names: list[str], now: Loaded) -> None:
+    of.label(x, names, now)
+    of._make_tasks()
+
+
+def tasks_of(root: Path) -> list[Any]:
+    return [*open_data(root, 7).tasks]
+
+
+def rows_in(root: Path) -> set[tuple[float, ...]]:
+    """Return the inputs of all tasks but the first one; each is in one place."""
+    data = open_data(root, 7)
+    parts = [data.raw(t, part)[0] for t in range(1, len(data.tasks)) for part in ("train", "test")]
+    rows = [tuple(map(float, row)) for x in parts for row in x]
+    assert len({*rows}) == len(rows)
+    return {*rows}
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+
+def test_labels_that_come_later_become_a_task(root, live):
+    here = Site(root, 7, 10)
+    server = ModelServer("127.0.0.1", 0, {"client-7": live}, sites={"client-7": here})
+    end, ask = server.begin("serve-model"), Served(server.port)
+    x, _ = points(6, 3)
+    _, plain = ask("/predict", x.tolist())
+    _, v2 = ask("/v2/models/client-7/infer", {"inputs": [tensor(x.tolist(), (6, 2))]})
+    first, second = plain["request"], v2["parameters"]["request"]
+    assert first != second
+    taken = {"request": first, "labels": ["no", "yes", "no", "yes", None, "no"]}
+    status, told = ask("/feedback", taken)
+    counts = "taken", "known", "corrected", "late", "waiting", "task_at"
+    assert (status, [told[k] for k in counts]) == (200, [5, 0, 0, 0, 5, 10])
+    again = {"request": second, "labels": ["no", "yes", "no", "yes", "yes", "yes"]}
+    told = ask("/models/client-7/feedback", again)[1]  # the same inputs, asked by the protocol
+    assert [told[k] for k in counts] == [1, 4, 1, 0, 6, 10]
+    more = points(4, 4)[0].tolist()
+    told = ask("/feedback", {"inputs": more, "labels": NAMES * 2})[1]
+    assert (told["taken"], told["waiting"]) == (4, 10)
+    for wrong, code, line in (
+        ({"request": first, "labels": ["no"]}, 400, "1 labels come for 6 predictions"),
+        ({"request": "x", "labels": ["no"]}, 404, "no request 'x' was answered here lately"),
+        ({"inputs": [1, 0], "labels": ["Yes"]}, 400, "'Yes' is no class of the model: write 'yes'"),
+        ({"inputs": [1, 0], "labels": ["may be"]}, 400, "'may be' is no class of the model"),
+        ({"inputs": [1, 0], "labels": [[1]]}, 400, "a label is the name of a class, or null"),
+        ({"inputs": [1], "labels": ["no"]}, 400, "the model takes [2]"),
+        ({"inputs": [1, 0], "request": first, "labels": ["no"]}, 400, "in place of a request"),
+        ({"request": 3, "labels": ["no"]}, 400, "named by the id"),
+        ([1, 2], 400, "labels come as"),
+    ):
+        status, told = ask("/feedback", wrong)
+        assert (status, [*told]) == (code, ["error"])
+        assert line in told["error"]
+    here.end()
+    assert ask("/feedback", taken)[0] == 503, "nothing is taken that is not kept"
+    end()
+    assert [sum(task.train) + sum(task.test) for task in tasks_of(root)] == [240, 10]
+    assert rows_in(root) == {tuple(map(float, row)) for row in [*x.tolist(), *more]}
+    with_site = Site(root, 7, 10)
+    told = with_site.label(x[:2], ["yes", "yes"], live.now())
+    assert (told["late"], told["known"], told["waiting"]) == (1, 1, 0)
+    with_site.end()
+
+
+def test_without_the_option_no_label_is_taken_and_nothing_is_written(root, live, tmp_path, capsys):
+    here = Site(root, 7, None)
+    server = ModelServer("127.0.0.1", 0, {"client-7": live}, sites={"client-7": here})
+    end, ask = server.begin("serve-model"), Served(server.port)
+    assert "request" not in ask("/predict", [[1.0, 0.0]])[1]
+    assert ask("/feedback", {"inputs": [1, 0], "labels": ["no"]})[0] == 404
+    end()
+    here.end()
+    assert {path.name for path in (root / "7").iterdir()} == {"client.json", "task-0"}
+    words = "serve-model", "--listen", 0, "--feedback", 10
+    assert typed(*words, "--model", live.now().file)
+    assert "are for a client's model" in capsys.readouterr().err
+    assert typed(*words, "--run", tmp_path / "states", "--client", 7)
+    assert "own-data holds no data of client 7: name the directory" in capsys.readouterr().err
+
+
+# --- crashes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize(
+    "step", ["label", "gather", "save_arrays", "add_task", "done", "rmtree", "write_atomically"]
+)
+def test_a_kill_at_any_step_loses_no_row_and_adds_none_twice(
+    root, live, step, after, monkeypatch
+):  # fmt: skip
+    owner: Any = LabelStore if step in ("label", "gather", "done") else site
+    owner = site.shutil if step == "rmtree" else owner
+    original: Callable[..., Any] = getattr(owner, step)
+
+    def dies(*args: Any, **more: Any) -> Any:
+        if after:
+            original(*args, **more)
+        raise Killed
+
+    here, (x, y) = Site(root, 7, 10), points(12, 5)
+    here._pool.shutdown()
+    here._later = lambda *work: None  # type: ignore[method-assign]
+    names = [NAMES[k] for k in y]
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, step, dies)
+        with pytest.raises(Killed):
+            labelled(here, x, names, live.now())
+    here.end()
+    again = Site(root, 7, 10)  # takes up what was left
+    again.label(x, names, live.now())  # a caller that heard nothing sends it again
+    again.end()
+    assert len(tasks_of(root)) == 2
+    assert rows_in(root) == {tuple(map(float, row)) for row in x}
+    assert not [*(root / "7").glob("feedback-*")]
+
+
+def test_what_was_answered_is_on_the_disk(tmp_path):
+    code = (
+        "import os, signal, sys, numpy as np; from pathlib import Path\n"
+        "from fedcli.serving.label_store import LabelStore\n"
+        "store = LabelStore(Path(sys.argv[1]), [2])\n"
+        "store.label(np.ones((1, 2), np.float32), ['no'])\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    store = LabelStore(tmp_path, [2])
+    assert store.waiting == 1
+    store.close()
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+def test_what_may_not_be_is_refused(root, live, monkeypatch, tmp_path):
+    here = Site(root, 7, 10)
+    now = live.now()
+    with pytest.raises(DataError, match="send them in parts"):
+        here.label(np.zeros((RATE + 1, 2)), ["no"] * (RATE + 1), now)
+    here._left = 1.0
+    with pytest.raises(TooFast, match="a minute"):
+        here.label(np.zeros((1000, 2)), ["no"] * 1000, now)
+    with pytest.raises(DataError, match="the client's inputs are float32"):
+        here.label(np.array([[1e39, 0]]), ["no"], now)
+    with pytest.raises(ArchiveNotWritten, match="cannot be used"):
+        LabelStore(root / "7", [2])  # of another process
+    here.end()
+    monkeypatch.setattr(label_store, "MAX_BYTES", 256 << 10)
+    small = LabelStore(tmp_path, [2])
+    for name in range(100):
+        small.ask(str(name), Asked(np.zeros((100, 2), np.float32), [*range(100)], 100))
+    assert small.asked("0") is None, "the oldest go"
+    found = small.asked("99")
+    assert found is not None
+    assert found.x.shape == (100, 2)
+    with pytest.raises(ArchiveNotWritten, match="full"):
+        small.label(np.random.default_rng(0).normal(size=(10_000, 2)), ["no"] * 10_000)
+    assert small.waiting == 0, "all of a request, or nothing"
+    small.close()
+    (tmp_path / label_store.FILE).write_bytes(b"damaged" * 1000)
+    with pytest.raises(DataError, match="is damaged"):
+        LabelStore(tmp_path, [2])
+    columns = {"target": "y", "features": ["a", "b"]}
+    monkeypatch.setattr(site, "learns_targets", lambda data: bool(columns))
+    with pytest.raises(ConfigError, match="takes back classes, and the data have targets"):
+        Site(root, 7, 10)
+
+
+def test_whole_numbers_stay_whole(root, live):
+    data = root / "7/task-0"
+    for part in ("train", "test"):
+        np.save(data / f"{part}_x.npy", np.zeros((120, 2), np.uint8))
+    here = Site(root, 7, 10)
+    with pytest.raises(DataError, match="the client's inputs are uint8"):
+        here.label(np.array([[0.5, 1]]), ["no"], live.now())
+    assert here.label(np.array([[3.0, 1]]), ["no"], live.now())["taken"] == 1
+    here.end()
+
+
+def test_a_row_without_an_answer_has_a_place_for_its_label():
+    found = NewInputs(Path("x"), np.zeros((2, 2)), "row", [(1, 1), (3, 3)], left=[(2, "empty", ())])
+    assert places_of(found) == ([0, 2], 3)
+
+
+def test_labels_that_are_no_task_stay_beside_the_data(root, live, caplog, monkeypatch):
+    def refused(*args: Any, **more: Any) -> Any:
+        raise DataError("they are in earlier tasks already")
+
+    here, (x, y) = Site(root, 7, 10), points(12, 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(site, "add_task", refused)
+        here.label(x, [NAMES[k] for k in y], live.now())
+        here.end()
+    assert "labels that came are no task: they are in earlier tasks already" in caplog.text
+    assert np.load(root / "7/feedback-0/train_x.npy").shape == (12, 2)
+    assert "earlier tasks" in (root / "7/feedback-0/why.txt").read_text()
+    assert len(tasks_of(root)) == 1
+    Site(root, 7, 10).end()
+    assert len(tasks_of(root)) == 1, "they are not tried again"
+
+
+# --- drift ----------------------------------------------------------------------------------------
+
+
+def test_inputs_that_moved_are_told_and_labels_become_a_task_at_once(root, live, caplog):
+    now = live.now()
+    here = Site(root, 7, 1000)
+    for seed in range(10, 13):
+        asked(here, now, points(WINDOW, seed)[0])
+        here._pool.submit(int).result()
+    last = here.watch.last
+    assert last is not None
+    assert (here.watch.windows, last.alarm) == (3, False)
+    for one in points(WINDOW, 20, shift=3.0)[0]:  # one by one
+        asked(here, now, one[None])
+    here.end()
+    last = here.watch.last
+    assert last is not None
+    assert last.alarm
+    assert "its model is asked moved from its data: the mean of number 1, by" in caplog.text
+    again = Site(root, 7, 1000)
+    x, y = points(AT_ALARM, 21, shift=3.0)
+    again.label(x, [NAMES[k] for k in y], now)
+    again.end()
+    (first, task) = tasks_of(root)
+    assert not first.drifted
+    assert task.drifted.startswith("the mean of number 1, by")
+    caplog.clear()
+    third = Site(root, 7, 1000)
+    assert third.store is not None
+    assert third.store.kept(OWED, "none", str) == ""
+    asked(third, now, points(WINDOW, 22, shift=3.0)[0])
+    third.end()
+    assert "moved from its data" not in caplog.text, "the alarm lasts, also over a restart"
+
+
+def test_a_model_that_is_asked_nothing_new_and_a_client_without_test_data(root, live):
+    now, here = live.now(), Site(root, 7, None)
+    for part in ("test_x.npy", "test_y.npy"):
+        (root / f"7/task-0/{part}").unlink()
+    asked(here, now, points(WINDOW, 1)[0])
+    here.end()
+    assert (here.watch.windows, here.watch.last) == (1, None)
+    assert facts().num_classes == 2
+
+
+def test_a_task_may_say_that_inputs_moved(root, tmp_path):
+    folder = tmp_path / "more"
+    folder.mkdir()
+    x, y = points(20, 8)
+    np.save(folder / "train_x.npy", x)
+    np.save(folder / "train_y.npy", y)
+    add_task(root, 7, folder, drifted="b\nc" * 200)
+    said = tasks_of(root)[1].drifted
+    assert len(said) <= 300
+    assert said.isprintable()
+    told = open_data(root, 7).file.told("rounded").tasks[1].drifted
+    assert told == "its own log says in what"
