@@ -306,6 +306,10 @@ def _stay(context: typer.Context, clients: list[ClientId]) -> None:
 
     given = context.params
     check_address(server := given["server"], "--server")
+    if given["allow_method"]:
+        from fedcli.runtime.site_rules import SiteRules
+
+        SiteRules.of(given["allow_method"], ())
     files = (given[f"tls_{of}"] for of in ("ca", "cert", "key"))
     credentials = partial(channel_credentials, *files)
     credentials()  # what is wrong with the files is said at once

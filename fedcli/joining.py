@@ -132,6 +132,8 @@ def host_of(
             raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")
     if min_cohort or not brought.keys().isdisjoint(LOOK_FIRST):
         _look(link, clients, brought, code, weights, has_cut=has_cut)
+    elif run_id:  # another one by now is told as that, and not as a state directory's
+        link.prepare(clients[0], has_cut=has_cut)
     data, wanted = _brought(link, clients, data, states / "own-data", recipe, rules)
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted

@@ -10,13 +10,13 @@ has not ended.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NoReturn, cast, get_args
@@ -32,8 +32,6 @@ from fedsrv.state.run_directory import is_vacant, lock, refuse_in_use
 
 LOOK_S = 2.0
 """How often a queue looks for a run while it has none."""
-TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
-"""Errors of a move to the name of a directory that holds something."""
 State = Literal["waiting", "running", "over", "failed", "withdrawn"]
 log = logging.getLogger(__name__)
 
@@ -88,17 +86,33 @@ def submit(experiment: Experiment, queue: Path, name: str) -> QueuedRun:
     try:
         made.place.mkdir(parents=True)
         write_atomically(made.config, text, sync=True, private=True)
-        while True:
-            last = max(map(_number, runs_of(queue)), default=0)
-            place = queue / f"{last + 1:04}-{name}"
-            try:
-                os.rename(made.place, place)
-                return QueuedRun(place)
-            except OSError as error:  # another submission had that name meanwhile
-                if error.errno not in TAKEN or not (place / "config.toml").exists():
-                    raise
+        with _number_for(queue) as number:
+            os.rename(made.place, place := queue / f"{number:04}-{name}")
+        return QueuedRun(place)
     except OSError as error:
         raise ConfigError(f"the queue {queue} cannot be used: {reason_of(error)}") from None
+
+
+@contextmanager
+def _number_for(queue: Path) -> Iterator[int]:
+    """Keep a number that no run of a queue has, and no other submission at this moment.
+
+    A submission that is killed leaves its number out.
+    """
+    number = 0
+    while True:
+        number = max(number, *map(_number, runs_of(queue)), 0) + 1
+        kept = queue / f".{number:04}"
+        try:
+            kept.mkdir()
+        except FileExistsError:
+            continue
+        try:
+            if number > max(map(_number, runs_of(queue)), default=0):  # still
+                yield number
+                return
+        finally:
+            kept.rmdir()
 
 
 def runs_of(queue: Path) -> list[QueuedRun]:

@@ -12,11 +12,13 @@ All else is what ``fedcli join`` does: joining, TLS, checks, recovery, scores, t
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,9 +27,12 @@ from torch.utils.data import TensorDataset
 
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
+from fedcli.runtime.staying import Address, each_run
 from fedcli.runtime.worker import Result, Task
 from fedmodels.config.bounds import DETAILS, CountDetail
-from fedmodels.errors import ConfigError, TrainingFailed
+from fedmodels.config.places import check_address
+from fedmodels.config.privacy import LEDGER
+from fedmodels.errors import ConfigError, DataError, FedtideError, TrainingFailed
 from fedmodels.files import require_utf8
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
@@ -37,6 +42,7 @@ from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc
 
 PathLike = str | os.PathLike[str]
+log = logging.getLogger(__name__)
 LOOP = ("fit", "phases", "loss", "after_step", "training_data")
 """What a custom loop does in place of the method's functions."""
 
@@ -54,6 +60,8 @@ class LoopTask:
     """The run's net with the weights to train from; an own module may take its place."""
     data: TensorDataset
     """Normalised inputs (n, …) and labels (n,) of the task."""
+    run: str
+    """The id of the run."""
     seed: int
     """A seed of this client in this interaction, for random numbers other than torch's; torch's
     generators are seeded already, with another number."""
@@ -129,6 +137,9 @@ def client(
     min_cohort: int = 0,
     check: bool = True,
     strict: bool = False,
+    allow_method: Sequence[str] = (),
+    allow_column: Sequence[str] = (),
+    stay: bool = False,
 ) -> Iterator[LoopTask]:
     """Take part in a run as one client; yield each interaction to train, until the run is over.
 
@@ -165,6 +176,11 @@ def client(
         min_cohort: take part in secure sums alone, and of so many clients or more.
         check: warn about data that look like a mistake.
         strict: treat these warnings as errors.
+        allow_method: take part only in runs of these methods; none allows any.
+        allow_column: take part only in runs that read no other columns of the site's tables.
+        stay: take part in one run after the other at the address, for good, each with states in
+            ``state_dir``/RUN. ``task.run`` says which run it is. A run that ends the client's part
+            by a fault is a line in the log, and is joined again later.
 
     Raises:
         FedtideError: an argument is no good, the server refuses the client, or the run failed.
@@ -173,29 +189,65 @@ def client(
         raise ConfigError(f"announce={announce!r} is none of {', '.join(DETAILS)}")
     if min_cohort < 0:
         raise ConfigError(f"min_cohort={min_cohort} is no number of clients")
-    shown = None
-    if show_uploads is not None:
-        from fedcli.runtime.shown import Shown
-
-        place = None if show_uploads == "-" else _path(show_uploads)
-        shown = Shown(place, [client_id], tensors=show_tensors, asks=False)
-    elif show_tensors:
+    if show_tensors and show_uploads is None:
         raise ConfigError("show_tensors goes with show_uploads")
-    host = host_of(
-        [client_id], server, _path(data), _path(state_dir), torch.device(device),
-        tls=(_given(tls_ca), _given(tls_cert), _given(tls_key)), give_up_after=give_up_after,
-        start_over=start_over, code=[*map(_path, code)], weights=[*map(_path, weights)],
-        require_privacy=require_privacy, ledger=_given(ledger), crl=_given(tls_crl),
-        recipe=_given(recipe), deploys=deploy, incoming=_given(watch), show=shown,
-        announce=announce, min_cohort=min_cohort, strict=strict,
-    )  # fmt: skip
-    if check or strict:
-        from fedcli.data.sets.registry import is_published
-        from fedcli.data.store.findings import tell_own
+    for name, given in (("start_over", start_over), ("watch", watch)):
+        if stay and given:
+            raise ConfigError(f"stay takes part in many runs, and {name} is for one")
+    tls, states = (_given(tls_ca), _given(tls_cert), _given(tls_key)), _path(state_dir)
+    spent = _given(ledger)
+    if stay and require_privacy is not None and spent is None:  # one for all runs
+        spent = states.absolute().parent / LEDGER
 
-        if not is_published(host.data):
-            tell_own(host.data, [client_id], strict=strict)
-    return _interactions(host)
+    def host(run: str = "") -> Host:
+        """Return what is ready to join the run that is served, or this one alone."""
+        shown = None
+        if show_uploads is not None:
+            from fedcli.runtime.shown import Shown
+
+            place = None if show_uploads == "-" else _path(show_uploads) / run
+            shown = Shown(place, [client_id], tensors=show_tensors, asks=False)
+        found = host_of(
+            [client_id], server, _path(data), states / run, torch.device(device), tls=tls,
+            give_up_after=give_up_after, start_over=start_over, code=[*map(_path, code)],
+            weights=[*map(_path, weights)], require_privacy=require_privacy, ledger=spent,
+            crl=_given(tls_crl), recipe=_given(recipe), deploys=deploy, incoming=_given(watch),
+            show=shown, announce=announce, min_cohort=min_cohort, strict=strict,
+            allowed=(allow_method, allow_column), run_id=run,
+        )  # fmt: skip
+        if check or strict:
+            from fedcli.data.sets.registry import is_published
+            from fedcli.data.store.findings import tell_own
+
+            if not is_published(found.data):
+                tell_own(found.data, [client_id], strict=strict)
+        return found
+
+    if not stay:
+        return _interactions(host())
+    from fedcli.runtime.own_certificate import channel_credentials
+    from fedcli.runtime.site_rules import SiteRules
+
+    check_address(server, "--server")
+    SiteRules.of(allow_method, allow_column)  # what is wrong with them is said at once
+    credentials = partial(channel_credentials, *tls)
+    credentials()
+    return _of_each_run(Address(server, str(client_id), credentials), host)
+
+
+def _of_each_run(address: Address, host: Callable[[str], Host]) -> Iterator[LoopTask]:
+    """Yield what is to be trained in one run after the other."""
+    runs = each_run(address.run)
+    run = next(runs)
+    while True:
+        status = 0
+        try:
+            yield from _interactions(host(run))
+        except (FedtideError, OSError) as error:
+            log.error("run %s: %s", run, error)
+            data = isinstance(error, DataError)  # the same again is in vain
+            status = ConfigError.exit_code if data else getattr(error, "exit_code", 1)
+        run = runs.send(status)
 
 
 def _path(given: PathLike) -> Path:
@@ -213,7 +265,8 @@ def _interactions(host: Host) -> Iterator[LoopTask]:
         _check_leaves_the_loop(host.workers.of(host.workers.clients[0]).method)
         for tasks in host.orders():
             if tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
-                host.hand_on((yield from _trained(tasks[0])))
+                run = host.enrolment.members[tasks[0].worker.client].run_id
+                host.hand_on((yield from _trained(tasks[0], run)))
             else:
                 host.hand_on(host.execute(tasks))
 
@@ -229,7 +282,7 @@ def _check_leaves_the_loop(method: Method) -> None:
         )
 
 
-def _trained(found: Task) -> Generator[LoopTask, None, list[Result]]:
+def _trained(found: Task, run: str) -> Generator[LoopTask, None, list[Result]]:
     """Let the loop train; return its result, none where nobody waits for it any more."""
     worker, order = found.worker, found.order
     try:
@@ -239,7 +292,7 @@ def _trained(found: Task) -> Generator[LoopTask, None, list[Result]]:
         half.begin_apart()
     except Exception as error:  # the client fails, and goes on
         return [done] if (done := worker.failed(order, error)) else []
-    begun, task = time.monotonic(), _task_of(half)
+    begun, task = time.monotonic(), _task_of(half, run)
     with seeded(half.ctx.seed("dropout")):
         torch.set_rng_state(half.drawn)
         yield task
@@ -260,11 +313,11 @@ def _trained(found: Task) -> Generator[LoopTask, None, list[Result]]:
     return [] if done is None else [done]
 
 
-def _task_of(half: ClientHalf) -> LoopTask:
+def _task_of(half: ClientHalf, run: str) -> LoopTask:
     ctx = half.ctx
     assert isinstance(ctx.client, int)
     net, data = ctx.net.train(), TensorDataset(half.x, half.y)
-    return LoopTask(ctx.client, ctx.round, ctx.task, net, data, ctx.seed("order"), net)
+    return LoopTask(ctx.client, ctx.round, ctx.task, net, data, run, ctx.seed("order"), net)
 
 
 def _as_before(net: SplitNet) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-from fedmodels.config.columns import Columns
-from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.methods import names
-from fedmodels.tensors.bundle import ClientId
+
+if TYPE_CHECKING:  # a site that stays looks at its rules, and imports no torch
+    from fedmodels.config.columns import Columns
+    from fedmodels.config.experiment import Experiment
+    from fedmodels.tensors.bundle import ClientId
 
 
 @dataclass(frozen=True)

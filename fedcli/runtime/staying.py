@@ -11,10 +11,10 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 
@@ -89,12 +89,10 @@ class Address:
         self.told = why
 
 
-def take_part_in_all(
-    runs: Callable[[], str | None],
-    take_part: Callable[[str], int],
-    wait: Callable[[float], None] = time.sleep,
-) -> None:
-    """Take part in each run that is served, for good.
+def each_run(
+    runs: Callable[[], str | None], wait: Callable[[float], None] = time.sleep
+) -> Generator[str, int, NoReturn]:
+    """Yield each run that is served, for good, and be sent how taking part in it ended.
 
     A run that this site stays out of is left alone until no run is served, or another one. A run
     that is over is joined again after a minute if it is still there: it may have been given further
@@ -102,7 +100,6 @@ def take_part_in_all(
 
     Args:
         runs: returns the id of the run that is served now, or None.
-        take_part: takes part in a run, and returns the exit status.
         wait: waits so many seconds.
     """
     last, left_s, pause_s = "", 0.0, FIRST_PAUSE_S
@@ -115,7 +112,7 @@ def take_part_in_all(
         if run != last:
             pause_s = FIRST_PAUSE_S
         log.info("run %s: joins", run)
-        status, last = take_part(run), run
+        status, last = (yield run), run
         if status == 0:
             log.info("run %s: is over", run)
             left_s = OVER_S
@@ -140,7 +137,10 @@ def stay(context: typer.Context, address: Address) -> None:
                 f"--stay takes part in many runs, and --{name.replace('_', '-')} is for one"
             )
     end_on_sigterm()
-    take_part_in_all(address.run, lambda run: _joined(context, run))
+    each = each_run(address.run)
+    run = next(each)
+    while True:
+        run = each.send(_joined(context, run))
 
 
 def _joined(context: typer.Context, run: str) -> int:

@@ -50,15 +50,20 @@ def test_runs_are_served_as_they_came_and_the_one_that_has_begun_first(
     assert [run.state for run in runs_of(tmp_path)] == ["withdrawn", "failed", "over"]
 
 
-def test_a_name_is_never_given_twice(
-    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_number_is_never_given_twice(
+    name: str, tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two submissions look at the same moment; the second finds its name taken, and looks again."""
+    """Two submissions look at the same moment; the second one finds the number taken."""
     submit(experiment, tmp_path, "a")
-    seen = [[], runs_of(tmp_path)]  # the first look came before the other submission
+    now = runs_of(tmp_path)
+    seen = [[], now, now, now]  # the first look came before the other submission
     monkeypatch.setattr(run_queue, "runs_of", lambda queue: seen.pop(0))
-    assert submit(experiment, tmp_path, "a").place.name == "0002-a"
+    assert submit(experiment, tmp_path, name).place.name == f"0002-{name}"
     assert not seen
+    (tmp_path / ".0003").mkdir()  # another one is about to have it, or was killed then
+    monkeypatch.undo()
+    assert submit(experiment, tmp_path, name).place.name == f"0004-{name}"
 
 
 def test_a_queue_counts_beyond_four_digits(tmp_path: Path, experiment: Experiment) -> None:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from torch.nn.functional import cross_entropy
 import fedcli.cli
 import fedtide
 from fedcli.data.store.commands import run_partition
-from fedmodels.errors import ConfigError, DataError
+from fedcli.runtime.staying import each_run
+from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.methods import make
+from fedtide import own_loop
 from fedtide.inprocess import run_in_process
 from fedtide.own_loop import _check_leaves_the_loop
 from fedtide.testing.trial import few_in
@@ -75,7 +78,7 @@ def test_a_loop_that_trains_as_fedavg_does_is_the_same_run(live, digits, tmp_pat
     plain = run_in_process(tiny_experiment(training=TRAINING), digits, tmp_path / "run")
     run, seen = live(digits), list[tuple[int, int]]()
     run.join(1, 2)
-    told = {"show_uploads": run.root / "shown", "deploy": True}
+    told = {"show_uploads": run.root / "shown", "deploy": True, "allow_method": ["fedavg"]}
     tasks = client(run, **told)
     for _ in range(2):
         task = next(tasks)
@@ -129,14 +132,33 @@ def test_the_scripts_take_part_with_ten_changed_lines(
     assert 0 < len(changed) <= 10
 
 
+def test_a_loop_that_stays_takes_part_in_one_run_after_the_other(monkeypatch, caplog):
+    """The second run ends its part by a fault, the third one is not allowed here."""
+    looks, ends = iter(["a", "a", "b", "b", "b", "c", "c", "d"]), list[float]()
+    faults = {"b": LinkError("is gone"), "c": DataError("the method is another one")}
+
+    def interactions(run: str) -> Iterator[str]:
+        yield run
+        if run in faults:
+            raise faults.pop(run)
+
+    monkeypatch.setattr(own_loop, "_interactions", interactions)
+    monkeypatch.setattr(own_loop, "each_run", lambda runs: each_run(runs, ends.append))
+    address: Any = SimpleNamespace(run=lambda: next(looks))
+    tasks: Any = own_loop._of_each_run(address, lambda run: run)
+    assert [next(tasks) for _ in range(5)] == ["a", "b", "b", "c", "d"]
+    assert "run b: is gone" in caplog.text
+    assert "run c: the method is another one" in caplog.text
+
+
 def test_a_loop_has_the_options_of_a_client():
     """Left out are asking a person at each message, trying without joining, and what is printed.
 
-    And staying for other runs, which a loop does for itself.
+    And what ``--stay`` tells its own processes.
     """
     of_join = inspect.signature(fedcli.cli.join).parameters
     of_loop = inspect.signature(fedtide.client).parameters
-    stays = {"stay", "context", "run_id", "allow_method", "allow_column"}
+    stays = {"context", "run_id"}
     shown = {"dry_run", "ask", "quiet", "log_level", "as_json"}
     assert set(of_join) - set(of_loop) == stays | shown
 
@@ -147,6 +169,10 @@ def test_a_loop_has_the_options_of_a_client():
         ({"announce": "most"}, "announce='most' is none of exact, rounded, none"),
         ({"show_tensors": True}, "show_tensors goes with show_uploads"),
         ({"min_cohort": -1}, "min_cohort=-1 is no number"),
+        ({"allow_method": ["fedavgg"]}, "'fedavgg' is no method"),
+        ({"allow_method": ["fedavgg"], "stay": True}, "'fedavgg' is no method"),
+        ({"stay": True, "watch": "in"}, "stay takes part in many runs, and watch is for one"),
+        ({"stay": True, "start_over": True}, "and start_over is for one"),
     ],
 )
 def test_options_of_a_loop_that_are_no_good_are_one_line(options, line, digits):

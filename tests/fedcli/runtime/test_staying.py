@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +19,7 @@ from fedcli.joining import host_of
 from fedcli.runtime import staying
 from fedcli.runtime.link import Link
 from fedcli.runtime.site_rules import SiteRules
-from fedcli.runtime.staying import LOOK_S, OVER_S, Address, stay, take_part_in_all
+from fedcli.runtime.staying import LOOK_S, OVER_S, Address, each_run, stay
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.options import words_of
@@ -46,8 +48,14 @@ def joined(
         parts.append(run)
         return statuses[run].pop(0)
 
+    def take_part_in_all() -> None:
+        each = each_run(runs, waits.append)
+        run = next(each)
+        while True:
+            run = each.send(take_part(run))
+
     with pytest.raises(Enough):
-        take_part_in_all(runs, take_part, waits.append)
+        take_part_in_all()
     return parts, waits
 
 
@@ -161,6 +169,23 @@ def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
 def test_an_option_of_one_run_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option.partition('=')[0]} is for one"):
         stay(context_of("--stay", option), Address("127.0.0.1:1", "3"))
+
+
+def test_what_a_site_allows_is_checked_before_a_run_is_served() -> None:
+    """By a process that imports no torch, which a mistyped method keeps from waiting for ever."""
+    code = (
+        "import sys; from fedcli.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "finally: assert 'torch' not in sys.modules\n"
+    )
+    words = ("join", "--client-id", "3", "--server", "127.0.0.1:1", "--data", "d", "--stay")
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *words, "--allow-method", "fedavgg"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert "'fedavgg' is no method" in ended.stderr
+    assert "Did you mean 'fedavg'" in ended.stderr
 
 
 RUN = """
