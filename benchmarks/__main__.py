@@ -16,6 +16,7 @@ SMALL = (
     ["benchmarks.training", "--jobs", "digits-10", "digits-50"],
     ["benchmarks.training", "--alignment"],
     ["benchmarks.training", "--inprocess"],
+    ["benchmarks.costs"],
     ["benchmarks.gpu", "--device", "cpu", "--quick"],
     ["benchmarks.commands", "--repeats", "3"],
     ["benchmarks.aggregate", "--clients", "2", "10", "--prototypes", "128", "512"],

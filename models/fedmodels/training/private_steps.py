@@ -7,16 +7,16 @@ Abadi et al., Deep Learning with Differential Privacy, CCS 2016, Algorithm 1.
     q       rate                     sigma   noise
 
 Each batch holds each example with the chance q, drawn from the client's secret. The gradient of
-each example's loss is scaled to at most C. Inputs of one content are one example. Per-example
-gradients are mapped by torch.func over batches of one example, so a method's own loss is
-differentiated as it is, with all its terms.
+each example's loss is scaled to at most C. Inputs of one content are one example. A method's own
+loss is differentiated as it is, with all its terms: at once where the net's layers tell each
+example's part (``ghost_clipping.py``), by torch.func over batches of one example elsewhere.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import count
@@ -26,21 +26,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 
 from fedmodels.config.privacy import Privacy
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.ghost_clipping import LossOf, apart_in, bounded, per_example
 from fedmodels.training.hooks import init_client
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stepped import Batch, Output, Phase, Stepped, in_steps
+from fedmodels.training.stepped import Batch, Phase, Stepped, in_steps
 from fedmodels.training.steps import Steps
 from fedmodels.training.wire import SharedPart
 
@@ -51,7 +50,6 @@ SPENT = ("epsilon", "epsilon_next")
 """What a client reports: epsilon of all its trainings, and with one more like the last."""
 AT_ONCE = 1 << 24
 """Numbers of per-example gradients that are held at a time."""
-LossOf = Callable[[Batch, Output], Tensor]
 
 
 class SpentPrivacy(SharedPart):
@@ -248,7 +246,7 @@ class PrivateSteps(Steps):
         """Begin a phase."""
         super().__init__(method, ctx, phase, refs, 1)
         self.net, self.hidden, self.noise = ctx.net, ctx.hidden, ctx.hidden.noise
-        self._secret = ctx.secret()
+        self._secret, self._maps = ctx.secret(), False
 
     def drawn(self) -> list[Tensor]:
         """Return the indices of an epoch's batches: each example with the same chance in each."""
@@ -281,65 +279,46 @@ class PrivateSteps(Steps):
         """
         trained = {k: p for k, p in self.net.parameters_by_key().items() if p.requires_grad}
         sizes = [p.numel() for p in trained.values()]
-        total, losses = torch.zeros(sum(sizes), device=batch.x.device), list[Tensor]()
-        for part in torch.split(torch.arange(len(batch.y)), max(1, AT_ONCE // sum(sizes))):
-            if not len(part):
-                continue
-            taught = tuple(each[part] for each in batch.taught)
-            some = Batch(batch.x[part], batch.y[part], batch.index[part], taught=taught)
-            try:
-                gradients, found = per_example(self.net, trained, some, loss_of)
-            except RuntimeError as error:
-                raise ConfigError(
-                    f'[privacy] level = "example": the loss of method {name!r} cannot be taken '
-                    f"example by example ({str(error).splitlines()[0]})"
-                ) from None
-            norms = gradients.norm(dim=1)
-            clips = self.hidden.privacy.clip / self.hidden.copies[some.index.cpu()].to(norms)
-            factors = (clips / norms.clamp(min=1e-12)).clamp(max=1.0)
-            total += factors @ gradients
-            losses.append(found)
+        try:
+            total, losses = self._bounded(trained, batch, loss_of)
+        except RuntimeError as error:
+            raise ConfigError(
+                f'[privacy] level = "example": the loss of method {name!r} cannot be taken '
+                f"example by example ({str(error).splitlines()[0]})"
+            ) from None
         noise = self._secret.normal(total, self._purpose("noise"))
         noisy = total + self.noise * self.hidden.privacy.clip * noise
         mean = noisy / self.hidden.batch_size
         for parameter, piece in zip(trained.values(), torch.split(mean, sizes), strict=True):
             parameter.grad = piece.reshape(parameter.shape).clone()
-        return torch.cat(losses).mean() if losses else torch.zeros((), device=batch.x.device)
+        return losses.mean() if len(losses) else losses.sum()
 
+    def _bounded(
+        self, trained: Mapping[str, nn.Parameter], batch: Batch, loss_of: LossOf
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of the examples' bounded gradients (P,), and their losses (B,)."""
+        if len(batch.y) and not self._maps:
+            apart = apart_in(self.net, trained, batch)
+            at_once = None if apart is None else bounded(self.net, trained, batch, loss_of, apart)
+            if at_once is not None:
+                factors = self._factors(batch.index, at_once.squares.sqrt())
+                return at_once.total(factors), at_once.losses
+            self._maps = True
+        size = sum(p.numel() for p in trained.values())
+        total, losses = torch.zeros(size, device=batch.x.device), [batch.x.new_zeros(0)]
+        for part in torch.split(torch.arange(len(batch.y)), max(1, AT_ONCE // size)):
+            taught = tuple(each[part] for each in batch.taught)
+            some = Batch(batch.x[part], batch.y[part], batch.index[part], taught=taught)
+            if len(part):
+                gradients, found = per_example(self.net, trained, some, loss_of)
+                total += self._factors(some.index, gradients.norm(dim=1)) @ gradients
+                losses.append(found)
+        return total, torch.cat(losses)
 
-def per_example(
-    net: SplitNet, trained: Mapping[str, nn.Parameter], batch: Batch, loss_of: LossOf
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients (B, P) of each example's loss, and the losses (B,).
-
-    The ``trained`` parameters are P numbers in all; ``loss_of`` gives the loss of a batch of one.
-    """
-    whole = _WithLoss(net, loss_of)
-    names = {id(p): name for name, p in whole.named_parameters()}
-    wanted = {names[id(p)]: p.detach() for p in trained.values()}
-
-    def loss(parameters: dict[str, Tensor], *example: Tensor) -> Any:
-        return functional_call(whole, parameters, tuple(each[None] for each in example))
-
-    examples = (batch.x, batch.y, batch.index, *batch.taught)
-    places = (None, *[0] * len(examples))
-    found, losses = vmap(grad_and_value(loss), places, randomness="different")(wanted, *examples)
-    flat = [found[name].flatten(1) for name in wanted]
-    return torch.cat(flat, 1).detach(), losses.detach()
-
-
-class _WithLoss(nn.Module):
-    """A net and a loss in one module: the loss may look at the net's parameters as well."""
-
-    def __init__(self, net: SplitNet, loss_of: LossOf) -> None:
-        super().__init__()
-        self.net, self._loss_of = net, loss_of
-
-    def forward(self, x: Tensor, y: Tensor, index: Tensor, *taught: Tensor) -> Tensor:
-        """Return the loss of a batch."""
-        features = self.net.embedded(x)
-        batch = Batch(x, y, index, taught=taught)
-        return self._loss_of(batch, Output(features, self.net.head(features)))
+    def _factors(self, index: Tensor, norms: Tensor) -> Tensor:
+        """Return by what gradients are multiplied: none, with its copies, passes the clip."""
+        clips: Tensor = self.hidden.privacy.clip / self.hidden.copies[index.cpu()].to(norms)
+        return (clips / norms.clamp(min=1e-12)).clamp(max=1.0)
 
 
 def private_class_sums(

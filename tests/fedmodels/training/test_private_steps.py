@@ -14,11 +14,11 @@ from fedmodels.methods import make
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import START, Position
+from fedmodels.training.ghost_clipping import per_example
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.private_steps import (
     HiddenExamples,
     PrivateSteps,
-    per_example,
     private_class_sums,
 )
 from fedmodels.training.run import RunFacts

@@ -1,0 +1,144 @@
+"""What parts of methods and of a run cost, of plain work beside them: processor time, in turns.
+
+    python -m benchmarks.costs [--nets mlp digits-cnn cnn5] [--turns 9]
+
+**Bounded gradients.** The sum of a batch's gradients, each scaled to a bound, of a plain forward
+and backward pass: mapped one by one, at once from what layers tell, and by Opacus' ghost clipping.
+``resnet18-groups`` is torchvision's ResNet-18 with group normalisation.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.measure import parser_of, tell
+from benchmarks.training import NETS
+from fedmodels.machine import keep_large_blocks
+from fedmodels.nets import make_net
+from fedmodels.nets.own_net import as_split_net
+from fedmodels.nets.split import SplitNet
+from fedmodels.training.ghost_clipping import apart_in, bounded, per_example
+from fedmodels.training.private_steps import AT_ONCE
+from fedmodels.training.stepped import Batch, Output
+
+BOUND = 0.5
+GROUPS = "resnet18-groups"
+SHAPES = {**NETS, "mlp": ((1, 28, 28), 32), GROUPS: ((3, 32, 32), 8)}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure and print the rows."""
+    parser = parser_of("costs", __doc__)
+    known = [name for name in SHAPES if name not in ("resnet18", "resnet20", "hart")]
+    parser.add_argument("--nets", nargs="*", default=["mlp", "digits-cnn", "cnn5"], choices=known)
+    parser.add_argument("--turns", type=int, default=9)
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    keep_large_blocks()  # as the commands do
+    if options.nets:
+        tell("bounded gradients", [_bounded_row(name, options.turns) for name in options.nets])
+
+
+def least(work: Mapping[str, Callable[[], object]], times: int) -> dict[str, float]:
+    """Return the least processor seconds of each way, in turns; the first turn is left out."""
+    took: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(times + 1):
+        for name, function in work.items():
+            begun = time.process_time()
+            function()
+            took[name].append(time.process_time() - begun)
+    return {name: min(seconds[1:]) for name, seconds in took.items()}
+
+
+# --- bounded gradients ----------------------------------------------------------------------------
+
+
+def _bounded_row(name: str, turns: int) -> dict[str, Any]:
+    """Compare ways to the sum of a batch's bounded gradients."""
+    shape, size = SHAPES[name]
+    net = _grouped_resnet() if name == GROUPS else make_net(name, num_classes=10, input_shape=shape)
+    net.pack().train()
+    batch = Batch(torch.randn(size, *shape), torch.randint(10, (size,)), torch.arange(size))
+    trained = net.parameters_by_key()
+    parameters = sum(p.numel() for p in trained.values())
+    apart = apart_in(net, trained, batch)
+    assert apart is not None, "these nets are not mapped"
+
+    def plain() -> None:
+        net.zero_grad()
+        cross_entropy(net(batch.x), batch.y).backward()  # type: ignore[no-untyped-call]
+
+    def mapped() -> Tensor:
+        total = torch.zeros(parameters)
+        for part in torch.split(torch.arange(size), max(1, AT_ONCE // parameters)):
+            some = Batch(batch.x[part], batch.y[part], part)
+            gradients, _ = per_example(net, trained, some, _loss)
+            total += _factors(gradients.norm(dim=1)) @ gradients
+        return total
+
+    def at_once() -> Tensor:
+        net.zero_grad()
+        found = bounded(net, trained, batch, _loss, apart)
+        assert found is not None, "the loss is a sum over examples"
+        return found.total(_factors(found.squares.sqrt()))
+
+    assert torch.allclose(mapped(), at_once(), rtol=1e-2, atol=1e-3), "both are one sum"
+    ways = {"plain": plain, "mapped": mapped, "at_once": at_once, **_of_opacus(net, batch)}
+    took = least(ways, turns)
+    row = {"net": name, "batch": size, "plain_ms": 1e3 * took["plain"]}
+    return row | {way: took[way] / took["plain"] for way in ways if way != "plain"}
+
+
+def _loss(batch: Batch, out: Output) -> Tensor:
+    return cross_entropy(out.logits, batch.y)
+
+
+def _factors(norms: Tensor) -> Tensor:
+    return (BOUND / norms).clamp(max=1.0)
+
+
+def _grouped_resnet() -> SplitNet:
+    from torchvision.models import resnet18
+
+    net = resnet18(num_classes=10, norm_layer=lambda channels: nn.GroupNorm(8, channels))
+    return as_split_net(net, GROUPS, 10, SHAPES[GROUPS][0])
+
+
+def _of_opacus(net: SplitNet, batch: Batch) -> dict[str, Callable[[], object]]:
+    """Return Opacus' two passes, where it is installed and takes the net."""
+    try:
+        place = "opacus.grad_sample.grad_sample_module_fast_gradient_clipping"
+        ghost: Any = importlib.import_module(place).GradSampleModuleFastGradientClipping
+    except ImportError:
+        return {}
+    warnings.filterwarnings("ignore", message="Full backward hook")
+    theirs: Any = ghost(copy.deepcopy(net), max_grad_norm=BOUND, use_ghost_clipping=True)
+
+    def opacus() -> None:
+        theirs.zero_grad()
+        theirs.enable_hooks()
+        losses: Any = cross_entropy(theirs(batch.x), batch.y, reduction="none")
+        losses.mean().backward(retain_graph=True)
+        factors = _factors(theirs.get_norm_sample())
+        theirs.zero_grad()
+        theirs.disable_hooks()
+        (losses * factors).sum().backward()
+
+    try:
+        opacus()
+    except RuntimeError:  # layers that work in place
+        return {}
+    return {"opacus": opacus}
+
+
+if __name__ == "__main__":
+    main()
