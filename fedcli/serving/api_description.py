@@ -24,7 +24,7 @@ MAY = {
 """Statuses, and what they say."""
 
 
-def _tensor(kinds: tuple[str, ...], *, data: bool) -> dict[str, Any]:
+def _tensor(kinds: Iterable[str], *, data: bool) -> dict[str, Any]:
     parts = {"name": NAME, "datatype": {"enum": [*kinds]}, "shape": SHAPE}
     parts |= {"data": {"type": "array"}} if data else {}
     return {**OBJECT, "required": [*parts], "properties": parts}

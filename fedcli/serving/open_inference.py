@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedcli.data.own.new_inputs import NewInputs, given
 from fedcli.prediction import Predictions, predicted
 from fedcli.serving.bodies import IN_PARTS, MAX_NUMBERS, array_of, check_answer
@@ -18,12 +21,15 @@ from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.printable import printable
 
+SIZES = (8, 16, 32, 64)
 INPUT = "input"
 """The one tensor that a model takes: raw inputs (n, *input_shape), as those of ``/predict``."""
-KINDS = (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16",
-    "FP32", "FP64",
-)  # fmt: skip
+KINDS = {
+    "BOOL": np.dtype(np.bool_),
+    **{f"{of}{bits}": np.dtype(f"{of.lower()}{bits}") for of in ("UINT", "INT") for bits in SIZES},
+    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in SIZES[1:]},
+}
+"""Datatypes of a tensor that is sent, and the numbers that each one holds."""
 BINARY = (
     "a tensor has no data in JSON: the binary extension is not taken (of tritonclient, say "
     "binary_data=False)"
@@ -83,6 +89,18 @@ def inferred(name: str, model: TrainedModel, body: bytes) -> tuple[Predictions, 
     return found, {**about, "outputs": outputs}
 
 
+def _check_kind(values: NDArray[np.float64], kind: str) -> None:
+    """Raise DataError if a tensor holds a number that its datatype does not."""
+    held = KINDS[kind]
+    if held.kind == "f":
+        wrong = np.isfinite(values) & (np.abs(values) > np.finfo(held).max)
+    else:
+        low, high = (0, 1) if held.kind == "b" else (np.iinfo(held).min, np.iinfo(held).max)
+        wrong = ~((values >= low) & (values <= high) & (values % 1 == 0))
+    if wrong.any():
+        raise DataError(f"its data hold {values[wrong].flat[0]:g}, which is no {kind}")
+
+
 def _wanted(outputs: Any, model: TrainedModel) -> dict[str, tuple[str, list[int]]]:
     """Return the outputs that a request wants; DataError if it wants others."""
     known = _outputs(model)
@@ -104,11 +122,12 @@ def _inputs(tensor: Mapping[str, Any], facts: ModelFacts) -> NewInputs:
     """Return the inputs that a tensor holds; DataError if it is not the model's."""
     if tensor.get("name") != INPUT:
         raise DataError(f"the model takes one tensor, named {INPUT!r}")
-    if tensor.get("datatype") not in KINDS:
+    if not isinstance(kind := tensor.get("datatype"), str) or kind not in KINDS:
         raise DataError(f"its datatype is none of {', '.join(KINDS)}")
     if "data" not in tensor:
         raise DataError(BINARY)
     values, shape = array_of(tensor["data"]), tensor.get("shape")
+    _check_kind(values, kind)
     most = len(facts.input_shape) + 1
     if not (isinstance(shape, list) and len(shape) <= most) or not all(
         isinstance(size, float) and 1 <= size <= values.size and size.is_integer() for size in shape

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 
 from fedcli.runtime.deployed import Deployed
+from fedcli.serving.figures import Figures
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.model_server import ModelServer
 from fedcli.serving.open_inference import metadata
 from tests.fedcli.test_serving import facts, put_live, typed
 
+ROUND = 'fedtide_live_model_round{model="client-3"} '
 ROWS = [[1.0, 0.0], [-1.0, 0.0], [0.5, 2.0]]
 
 
@@ -73,6 +75,10 @@ def test_an_inference_is_a_prediction_in_the_protocols_form(served):
         wanted = {"inputs": [flat], "outputs": [{"name": "class"}]}
         _, same = served(f"/v2/models/{name}/versions/{version}/infer", wanted)
         assert same["outputs"] == [named]
+        whole = {"inputs": [tensor([[1, 0], [-1, 0], [127, 2]], datatype="INT8")]}
+        assert served(f"/v2/models/{name}/infer", whole)[1]["outputs"][1]["data"] == classes
+        bits = {"inputs": [tensor([[True, False]], (1, 2), datatype="BOOL")]}
+        assert served(f"/v2/models/{name}/infer", bits)[0] == 200
         assert served(f"/v2/models/{name}/ready") == (200, {"name": name, "ready": True})
 
 
@@ -117,6 +123,19 @@ REFUSED: list[tuple[Any, str]] = [
         {"inputs": [tensor()], "outputs": [{"name": "class", "parameters": {"binary_data": True}}]},
         "neither binary_data nor classification",
     ),
+    *(
+        ({"inputs": [tensor(datatype=kind, data=[[value, 0.0]], shape=(1, 2))]}, f"is no {kind}")
+        for kind, value in (
+            ("BOOL", 2),
+            ("UINT8", 256),
+            ("INT8", -129),
+            ("INT32", 1.5),
+            ("UINT64", -1),
+            ("FP16", 65505),
+            ("FP32", 1e39),
+            ("INT64", float("nan")),
+        )
+    ),
     (b"[" + b"0," * (1 << 18) + b"0]", "send it in parts"),
 ]
 
@@ -146,7 +165,7 @@ def test_a_binary_request_and_another_model_or_version_are_refused(served):
 
 def test_the_description_has_every_path_and_each_of_them_answers(served):
     paths = served("/openapi.json")[1]["paths"]
-    assert len({json.dumps(one) for one in paths.values()}) == len(paths) == 17
+    assert len({json.dumps(one) for one in paths.values()}) == len(paths) == 19
     for path, methods in paths.items():
         place = path.replace("{model}", "client-0").replace("{version}", "1")
         ((method, about),) = methods.items()
@@ -154,8 +173,46 @@ def test_the_description_has_every_path_and_each_of_them_answers(served):
         told = (infers if place.endswith("infer") else ROWS) if method == "post" else None
         status, _ = served(place, told)
         several = path in ("/predict", "/schema")  # of two models
-        assert status == (404 if several else 501 if status == 501 else 200)
+        none = several or "feedback" in path  # they take no labels back
+        assert status == (404 if none else 501 if status == 501 else 200)
         assert str(status) in about["responses"]
+
+
+def test_a_scrape_reads_no_model(tmp_path):
+    pytest.importorskip("prometheus_client")
+    place, models = Deployed(tmp_path / "3"), dict[str, LiveModel]()
+    place.folder.parent.mkdir()
+    models["client-3"] = live = LiveModel.of(tmp_path, 3)
+    figures = Figures()
+
+    def round_told() -> str:
+        page = figures.page("", models, {})
+        assert page is not None
+        (line,) = (x for x in page.body.decode().splitlines() if x.startswith(ROUND))
+        return line.removeprefix(ROUND)
+
+    assert round_told() == "0.0"
+    for number in (4, 5):
+        put_live(place, number)
+        assert [round_told(), round_told()] == [f"{number + 1}.0"] * 2
+    assert live.reads == 0
+    assert live.now().model.facts.round == 5
+    place.current.write_bytes(b"half")  # the model before goes on to answer
+    assert round_told() == "6.0"
+
+
+def test_a_method_that_a_path_does_not_have_is_told_which_it_has(served):
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    for method, path, allowed in (
+        ("GET", "/v2/models/client-0/infer", "POST"),
+        ("PUT", "/v2", "GET"),
+    ):
+        connection.request(method, path)
+        answer = connection.getresponse()
+        assert answer.status == 405
+        assert allowed in answer.headers["Allow"].split(", ")
+        answer.read()
+    connection.close()
 
 
 def test_a_command_serves_the_models_of_several_clients(tmp_path, monkeypatch, capsys):
