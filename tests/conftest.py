@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import signal
@@ -80,11 +81,17 @@ for variable in (*PROXIES, *EXCEPTIONS):  # the tests' own channels talk to loop
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Have no collection of cycles look through torch and 9,000 tests: each takes half a second."""
+    """Have no collection of cycles look through torch and 9,000 tests: each takes half a second.
+
+    Pytest puts a handler, six times a test, on each logger that does not propagate; torch has 50.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        for logger in logging.root.manager.loggerDict.values():
+            if isinstance(logger, logging.Logger):
+                logger.propagate = True
         gc.freeze()
         gc.enable()
 

@@ -16,6 +16,8 @@ from fedmodels.errors import ConfigError, FedtideError, suggestion
 from fedmodels.printable import shown
 
 if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
     from fedmodels.training.method import Method
     from fedmodels.training.run import RunFacts
 
@@ -92,7 +94,7 @@ def from_table(
                 f"{suggestion(key, [*known, *(['name'] if where == 'method' else [])])}"
             )
         elif not dataclasses.is_dataclass(hints[key]):
-            values[key] = _value(hints[key], value, f"{where}.{key}")
+            values[key] = _value(kind, key, value, f"{where}.{key}")
         elif isinstance(value, Mapping):
             inner = typing.cast("type[Any]", hints[key])
             values[key] = from_table(inner, value, f"{where}.{key}", name)
@@ -111,18 +113,25 @@ def to_table(method: Any) -> dict[str, Any]:
     return found
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
+def _value(cls: Any, key: str, value: Any, where: str) -> Any:
     """Return a value of the type that a field has."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
     from fedmodels.config.faults import fault_of
 
     try:
-        adapter = TypeAdapter(hint, config=ConfigDict(allow_inf_nan=False))
-        return adapter.validate_python(value, strict=not _is_number(value))
+        return _adapter(cls, key).validate_python(value, strict=not _is_number(value))
     except ValidationError as error:
         what = fault_of(error, value).message
         raise ConfigError(f"{where}: {what} (given: {shown(value)})") from None
+
+
+@lru_cache(maxsize=1024)
+def _adapter(cls: Any, key: str) -> TypeAdapter[Any]:
+    """Return what checks the values of a field: making it takes longer than its use."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(_hints(cls)[key], config=ConfigDict(allow_inf_nan=False))
 
 
 def _is_number(value: object) -> bool:
