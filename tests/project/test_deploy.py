@@ -15,6 +15,7 @@ from yaml import safe_load
 
 import fedsrv.cli
 from fedcli.serving.figures import Figures
+from fedmodels.config_file import parse_experiment
 from fedsrv.tracking.prometheus import Exporter
 from tests.conftest import script_of
 
@@ -69,13 +70,53 @@ def test_a_coordinator_starts_where_these_commands_start_it(more, tmp_path, monk
     assert (ended.value.code, len(begun)) == (130, 1)
 
 
-def test_compose_runs_as_the_owner_of_the_keys_and_starts_again(services):
-    assert sorted(services) == ["client-0", "client-1", "server"]
-    for service in services.values():
-        assert service["user"].startswith("${FEDTIDE_USER:?")
-        assert service["restart"] == "on-failure"
-    for name in ("server", "client"):  # that user writes to a volume which the image made
-        assert " -m 1777 " in (DEPLOY / f"{name}.Dockerfile").read_text()
+def test_compose_gives_each_its_own_volume_and_starts_again(services):
+    sites = [f"site-{number}" for number in range(3)]
+    assert sorted(services) == ["coordinator", "grafana", "prepare", "prometheus", *sites]
+    demo = parse_experiment((DEPLOY / "demo.toml").read_text(), "demo.toml")
+    assert demo.schedule.clients == len(sites)
+    for name in ("coordinator", *sites):
+        (own,) = (one for one in services[name]["volumes"] if not one.startswith("./"))
+        assert own.partition(":")[0] == name
+        assert services[name]["restart"] == "on-failure"
+        assert services[name]["depends_on"]["prepare"]["condition"].endswith("successfully")
+    holders = [name for name in services if "authority:" in str(services[name].get("volumes"))]
+    assert holders == ["prepare"]
+
+
+def test_what_watches_a_demo_reads_files_that_are_there(services):
+    for name in ("prometheus", "grafana"):
+        for volume in services[name]["volumes"]:
+            place = volume.partition(":")[0]
+            assert not place.startswith(".") or (DEPLOY / place).exists()
+    scraped = safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    assert scraped["rule_files"] == ["alerts.yml"]
+    ((target,),) = [one["static_configs"][0]["targets"] for one in scraped["scrape_configs"]]
+    assert target == "coordinator:9100"
+    assert "--metrics-port 0.0.0.0:9100" in services["coordinator"]["command"][0]
+    source = safe_load((DEPLOY / "grafana" / "prometheus.yml").read_text())
+    assert source["datasources"][0]["url"] == "http://prometheus:9090"
+
+
+@pytest.mark.slow
+def test_what_compose_prepares_goes_where_its_user_reads_it(services, tmp_path, monkeypatch):
+    (script,) = services["prepare"]["command"]
+    for place in ("/authority", "/coordinator", "/sites", "/etc/fedtide"):
+        script = script.replace(place, f"{tmp_path}{place}")
+    for place in ("authority", "coordinator", "sites/0", "sites/1", "sites/2", "etc/fedtide", "it"):
+        (tmp_path / place).mkdir(parents=True)
+    shutil.copy(DEPLOY / "demo.toml", tmp_path / "etc" / "fedtide" / "config.toml")
+    script = script.replace("$$", "$").replace("chown -R 10001", "ls")
+    for name in ("fedsrv", "fedcli"):
+        script = script.replace(f"{name} ", f"{sys.executable} -m {name} ")
+    subprocess.run(["/bin/sh", "-ec", script], cwd=tmp_path / "it", check=True)
+    assert {one.name for one in (tmp_path / "coordinator").iterdir()} == {
+        "ca.pem", "server.pem", "server.key",
+    }  # fmt: skip
+    for site in "012":
+        own = {one.name for one in (tmp_path / "sites" / site).iterdir()}
+        assert own == {"ca.pem", f"client-{site}.pem", f"client-{site}.key", "data"}
+        assert [one.name for one in (tmp_path / "sites" / site / "data").iterdir()] == [site]
 
 
 def test_no_key_and_no_data_get_into_an_image():

@@ -137,7 +137,7 @@ def test_the_readme_shows_its_commands():
 
 
 def test_deployed_commands_are_found():
-    assert len([1 for page, _ in SHOWN if page == "compose.yml"]) == 3
+    assert len([1 for page, _ in SHOWN if page == "compose.yml"]) == 4
     assert len([1 for page, _ in SHOWN if page == "fedsrv.service"]) == 1
     assert len([1 for page, _ in SHOWN if page == "coordinator.yaml"]) == 2
     assert len([1 for page, _ in SHOWN if page == "sites.yaml"]) == 1
