@@ -22,7 +22,7 @@ from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
 from fedmodels.resolution import received_data, received_experiment
 from fedmodels.tensors.bundle import ClientId
-from fedpb.tables import values_of
+from fedpb.tables import usual_of, values_of
 
 if TYPE_CHECKING:
     from fedcli.runtime.site_rules import SiteRules
@@ -173,8 +173,8 @@ def _look(
             "the server does not say what its run is before one joins: it is older than this "
             "client, and --allow-method and --allow-column need to know"
         )
-    sent = values_of(asked.experiment)
-    experiment = received_experiment(sent, "the server's experiment", code, weights)
+    sent, usual = values_of(asked.experiment), usual_of(asked.experiment)
+    experiment = received_experiment(sent, "the server's experiment", code, weights, usual)
     for each in brought.values():
         each.joined(experiment, asked.run_id, clients)
 

@@ -28,6 +28,7 @@ from fedmodels.files import write_atomically
 from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
 from fedmodels.training.fault import name_faults
+from fedmodels.usual import usual_keys
 from fedpb.channels import is_loopback
 from fedsrv import parts
 from fedsrv.engine.admission import Admission
@@ -192,11 +193,13 @@ def serve(
             stack.callback(trace(events, store))
         cohort = _cohort_of(store, events, options, expects_evaluator, listen.peers)
         engine = Engine(experiment, cohort, store, events, options)
+        told = _joined_with(store)
         service = Service(
             store.run_id,
-            without_places(_joined_with(store).to_dict()),
+            without_places(told.to_dict()),
             cohort,
             events,
+            usual=usual_keys(told),
             guard=listen.guard(),
             journal=Journal.of(store),
             **{name: ask for one in options for name, ask in one.offers().items()},

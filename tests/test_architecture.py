@@ -74,7 +74,7 @@ ROOMS = {
         "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
-        "resolution", "config_file", "options",
+        "usual", "resolution", "config_file", "options",
     ),
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "channels",

@@ -54,7 +54,7 @@ from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import WITHOUT_PAYLOAD
-from fedpb.tables import values_of
+from fedpb.tables import usual_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 FOLLOWED_WITHIN_S = 15.0
@@ -121,7 +121,11 @@ class Host:
         reply = self.enrolment.join()
         self.beat_every_s = reply.beat_every_s
         experiment = received_experiment(
-            values_of(reply.experiment), "the server's experiment", self.code, self.weights
+            values_of(reply.experiment),
+            "the server's experiment",
+            self.code,
+            self.weights,
+            usual_of(reply.experiment),
         )
         for brought in self.workers.brought.values():
             brought.joined(experiment, reply.run_id, self.workers.clients)

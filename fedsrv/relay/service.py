@@ -10,7 +10,7 @@ import grpc
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId, Problem
-from fedpb.tables import values_of
+from fedpb.tables import usual_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
 from fedsrv.events import EventLog
@@ -129,7 +129,9 @@ class RelayService:
         run = self._last
         if run is None or run.facts.problem != problem:
             try:
-                run = RelayedRun.of(values_of(reply.experiment), problem, self.code)
+                run = RelayedRun.of(
+                    values_of(reply.experiment), problem, self.code, usual_of(reply.experiment)
+                )
             except ConfigError as error:
                 raise WrongRun(str(error)) from None
             self._last, self.uplink.zstd = run, run.facts.experiment.zstd

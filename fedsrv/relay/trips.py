@@ -182,18 +182,25 @@ class RelayedRun:
         return Wire.of(self.method, self.facts)
 
     @classmethod
-    def of(cls, table: Mapping[str, Any], problem: Problem, code: Sequence[Path]) -> Self:
+    def of(
+        cls,
+        table: Mapping[str, Any],
+        problem: Problem,
+        code: Sequence[Path],
+        usual: Sequence[tuple[str, ...]] = (),
+    ) -> Self:
         """Return what an experiment says.
 
         Args:
             table: the resolved experiment, as the coordinator above sends it.
             problem: of the clients.
             code: custom files whose code may run, if the experiment asks for it.
+            usual: the keys of the table whose values are defaults.
 
         Raises:
             ConfigError: this installation cannot read the experiment.
         """
-        experiment = received_experiment(table, "the coordinator's experiment", code)
+        experiment = received_experiment(table, "the coordinator's experiment", code, (), usual)
         method = make(experiment.method.name, **experiment.method.hyper_parameters())
         return cls(RunFacts(experiment, problem), method)
 

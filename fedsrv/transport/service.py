@@ -14,7 +14,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -112,6 +112,7 @@ class Service:
         exclude: Callable[[Sequence[int]], None] | None = None,
         set_aside: Callable[[Sequence[tuple[int, int]]], None] | None = None,
         classes: Callable[[Sequence[ClassChange], bool], Sequence[rpc.ClassOf]] | None = None,
+        usual: Collection[tuple[str, ...]] = (),
     ) -> None:
         """Answer calls.
 
@@ -127,8 +128,9 @@ class Service:
             exclude: keeps in mind whom an operator excludes; by default nobody can be.
             set_aside: the same of single tasks, of a run that may grow.
             classes: the same of classes that are to change; returns those that an open run has.
+            usual: the keys of the config whose values are defaults.
         """
-        self.run_id, self.experiment = run_id, table_of(experiment)
+        self.run_id, self.experiment = run_id, table_of(experiment, usual)
         self._data: Mapping[str, Any] | None = experiment.get("data")
         scenario = experiment.get("scenario") or {}
         self._changed_by = next((k for k in ("domains", "concepts", "blur") if k in scenario), "")
@@ -289,7 +291,10 @@ class Service:
     def _check_protocol(self, spoken: int) -> None:
         """Check that a client speaks the protocol of this server."""
         if spoken != PROTOCOL:
-            raise WrongRun(f"this server speaks protocol {PROTOCOL}, the client {spoken}")
+            raise WrongRun(
+                f"this server speaks protocol {PROTOCOL}, the client {spoken}: install one release "
+                "of fedtide at both"
+            )
 
     def _check_run(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest, whose: str) -> None:
         """Check that whoever joins speaks this protocol and is of this run."""

@@ -16,6 +16,7 @@ from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.usual import without_unknown
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -88,17 +89,22 @@ def _check_method_fits(experiment: Experiment, method: Method) -> None:
 
 
 def received_experiment(
-    tables: Mapping[str, Any], source: str, code: Sequence[Path], weights: Sequence[Path] = ()
+    tables: Mapping[str, Any],
+    source: str,
+    code: Sequence[Path],
+    weights: Sequence[Path] = (),
+    usual: Sequence[tuple[str, ...]] = (),
 ) -> Experiment:
     """Check the experiment that a server sent, as :func:`experiment_of` does, and return it.
 
     It names no place on this machine: code and initial weights are those files of the user that
-    have the digests of the experiment.
+    have the digests of the experiment. Of the keys whose values are ``usual``, defaults of the
+    server's release, those that this one does not know are left out.
 
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
     """
-    experiment = experiment_of(without_places(tables), source, code)
+    experiment = experiment_of(without_unknown(without_places(tables), usual), source, code)
     if experiment.net.weights_sha256 is None:
         return experiment
     from fedmodels.training.initial_weights import with_own_weights  # it imports torch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from fedmodels.data_description import ClientFile
@@ -22,16 +22,38 @@ MAX_VALUES = 10_000
 _INT64 = range(-(2**63), 2**63)
 
 
-def table_of(values: Mapping[str, Any]) -> pb.Table:
+KeyPath = tuple[str, ...]
+"""The keys that lead to a value in tables inside of each other."""
+
+
+def table_of(values: Mapping[str, Any], usual: Collection[KeyPath] = ()) -> pb.Table:
     """Return plain values as a message.
 
     Args:
         values: None, booleans, integers, numbers, strings, and lists and mappings of them.
+        usual: the keys whose values are defaults.
 
     Raises:
         PayloadError: a value is none of these, or does not fit into its type.
     """
-    return pb.Table(entries=[pb.Entry(key=k, value=_message(k, v)) for k, v in values.items()])
+    table = pb.Table(entries=[pb.Entry(key=k, value=_message(k, v)) for k, v in values.items()])
+    for path, entry in _entries(table):
+        entry.usual = path in usual
+    return table
+
+
+def usual_of(table: pb.Table) -> list[KeyPath]:
+    """Return the keys of a message whose values are defaults; tables before what is in them."""
+    return [path for path, entry in _entries(table) if entry.usual]
+
+
+def _entries(table: pb.Table, above: KeyPath = ()) -> Iterator[tuple[KeyPath, pb.Entry]]:
+    """Yield the entries of a table that :func:`values_of` or :func:`table_of` has seen."""
+    for entry in table.entries:
+        path = (*above, entry.key)
+        yield path, entry
+        if entry.value.HasField("table"):
+            yield from _entries(entry.value.table, path)
 
 
 def _message(key: str, value: object) -> pb.Value:

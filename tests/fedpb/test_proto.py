@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from fedpb import PROTOCOL
+
 ROOT = Path(__file__).parent.parent.parent
 PROTO = ROOT / "proto"
 PROTOC = Path(sys.prefix) / "protoc"
@@ -35,3 +37,8 @@ def test_the_oldest_packages_allowed_are_those_of_the_stubs():
     calls = (PROTO / "fedpb" / "v1" / "coordinator_pb2_grpc.py").read_text()
     (version,) = re.findall("GRPC_GENERATED_VERSION = '(.+)'", calls)
     assert version == f"{floors['grpcio']}.0"
+
+
+def test_the_page_of_the_protocol_names_its_number():
+    page = (ROOT / "docs" / "protocol.md").read_text()
+    assert f"The version of the protocol is a number, {PROTOCOL}, that" in page

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x65\x64pb/v1/table.proto\x12\x08\x66\x65\x64pb.v1\")\n\x05Table\x12 \n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0f.fedpb.v1.Entry\"4\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.fedpb.v1.Value\"\x9e\x01\n\x05Value\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12#\n\x04list\x18\x05 \x01(\x0b\x32\x13.fedpb.v1.ValueListH\x00\x12 \n\x05table\x18\x06 \x01(\x0b\x32\x0f.fedpb.v1.TableH\x00\x42\x06\n\x04kind\",\n\tValueList\x12\x1f\n\x06values\x18\x01 \x03(\x0b\x32\x0f.fedpb.v1.Valueb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14\x66\x65\x64pb/v1/table.proto\x12\x08\x66\x65\x64pb.v1\")\n\x05Table\x12 \n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x0f.fedpb.v1.Entry\"C\n\x05\x45ntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x1e\n\x05value\x18\x02 \x01(\x0b\x32\x0f.fedpb.v1.Value\x12\r\n\x05usual\x18\x03 \x01(\x08\"\x9e\x01\n\x05Value\x12\x11\n\x07\x62oolean\x18\x01 \x01(\x08H\x00\x12\x11\n\x07integer\x18\x02 \x01(\x03H\x00\x12\x10\n\x06number\x18\x03 \x01(\x01H\x00\x12\x0e\n\x04text\x18\x04 \x01(\tH\x00\x12#\n\x04list\x18\x05 \x01(\x0b\x32\x13.fedpb.v1.ValueListH\x00\x12 \n\x05table\x18\x06 \x01(\x0b\x32\x0f.fedpb.v1.TableH\x00\x42\x06\n\x04kind\",\n\tValueList\x12\x1f\n\x06values\x18\x01 \x03(\x0b\x32\x0f.fedpb.v1.Valueb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,9 +34,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TABLE']._serialized_start=34
   _globals['_TABLE']._serialized_end=75
   _globals['_ENTRY']._serialized_start=77
-  _globals['_ENTRY']._serialized_end=129
-  _globals['_VALUE']._serialized_start=132
-  _globals['_VALUE']._serialized_end=290
-  _globals['_VALUELIST']._serialized_start=292
-  _globals['_VALUELIST']._serialized_end=336
+  _globals['_ENTRY']._serialized_end=144
+  _globals['_VALUE']._serialized_start=147
+  _globals['_VALUE']._serialized_end=305
+  _globals['_VALUELIST']._serialized_start=307
+  _globals['_VALUELIST']._serialized_end=351
 # @@protoc_insertion_point(module_scope)

@@ -13,12 +13,14 @@ class Table(_message.Message):
     def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ...) -> None: ...
 
 class Entry(_message.Message):
-    __slots__ = ("key", "value")
+    __slots__ = ("key", "value", "usual")
     KEY_FIELD_NUMBER: _ClassVar[int]
     VALUE_FIELD_NUMBER: _ClassVar[int]
+    USUAL_FIELD_NUMBER: _ClassVar[int]
     key: str
     value: Value
-    def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    usual: bool
+    def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ..., usual: bool = ...) -> None: ...
 
 class Value(_message.Message):
     __slots__ = ("boolean", "integer", "number", "text", "list", "table")

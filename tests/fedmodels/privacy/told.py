@@ -69,7 +69,8 @@ config:
   Confusion.view Probabilities.view Figures.view Figures.test_set
   WatchRequest.from_start Listening.address Listening.clients
   Listening.needed Dashboard.url MetricsPage.url Committed.of Committed.open
-  Order.settings Committed.privacy Entry.key Value.boolean Value.integer Value.number Value.text
+  Order.settings Committed.privacy Entry.key Entry.usual Value.boolean Value.integer
+  Value.number Value.text
 random:
   JoinRequest.token JoinResponse.token Joining.token Waiting.token PushHeader.token Member.token
   BeatRequest.token LeaveRequest.token Leaving.token AnnounceRequest.token

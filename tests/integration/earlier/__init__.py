@@ -1,0 +1,6 @@
+"""What an earlier release left: its schema, and a run of it.
+
+``fedpb.v1.binpb`` is the frozen schema of the first commit that speaks this ``PROTOCOL``;
+``run.tar.gz`` is a run directory that the same commit wrote, of two clients, without its page.
+docs/releasing.md says when both are renewed.
+"""
