@@ -40,6 +40,8 @@ CLOSE_S = 60.0
 """Time for trackers to write what is left, at the end of a run."""
 MAX_BATCH = 1000
 """Values that MLflow takes in one call."""
+GLOBAL = "global.safetensors"
+"""The server's model among the results of a run."""
 TRACKED = "tracked.json"
 """The file of a run with the last interaction of each tracker."""
 MAX_LETTERS = 300
@@ -89,7 +91,8 @@ class MLflow:
         mlflow = importlib.import_module("mlflow")
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         place = None if uri else (out / "mlartifacts").resolve().as_uri()
-        uri = uri or f"sqlite:///{(out / 'mlflow.db').resolve()}"
+        self._uri = uri = uri or f"sqlite:///{(out / 'mlflow.db').resolve()}"
+        self._model = experiment.tracking.model
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         known = self._client.get_experiment_by_name(PROJECT)
         within = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
@@ -102,7 +105,9 @@ class MLflow:
             for name in [name for name in settings if told.get(name) != settings[name]]:
                 self._client.set_tag(self._run, name, settings[name])  # parameters never change
         else:
-            made = self._client.create_run(within, tags={TAG: run_id}, run_name=out.name)
+            made = self._client.create_run(
+                within, tags={TAG: run_id}, run_name=experiment.tracking.name or out.name
+            )
             self._run = made.info.run_id
             for name, value in settings.items():
                 self._client.log_param(self._run, name, value)
@@ -118,6 +123,10 @@ class MLflow:
         """Take the results, and say how the run has ended."""
         for file in results() if results else ():
             self._client.log_artifact(self._run, str(file))
+            if file.name == GLOBAL:
+                from fedsrv.tracking.mlflow_model import log_model
+
+                log_model(self._client, self._uri, self._run, file, self._model)
         self._client.set_terminated(self._run, "KILLED" if results is None else "FINISHED")
 
 
@@ -127,7 +136,11 @@ class WandB:
     def __init__(self, experiment: Experiment, out: Path, run_id: str) -> None:
         self._wandb = importlib.import_module("wandb")
         self._run: Any = self._wandb.init(
-            project=PROJECT, name=out.name, dir=str(out), id=run_id, resume="allow"
+            project=PROJECT,
+            name=experiment.tracking.name or out.name,
+            dir=str(out),
+            id=run_id,
+            resume="allow",
         )
         self._run.config.update(dict(leaves_of(experiment.to_dict())), allow_val_change=True)
 
@@ -151,6 +164,10 @@ TRACKERS: Mapping[str, Callable[[Experiment, Path, str], Tracker]] = {
     "wandb": WandB,
 }
 """By the key of ``[tracking]``, which is also the name of the module and of the extra."""
+
+
+OF_CLIENTS = ("tensorboard", "mlflow")
+"""Trackers that take what came before; Weights & Biases takes no step behind its last one."""
 
 
 def wanted(experiment: Experiment) -> list[str]:
@@ -178,7 +195,10 @@ def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> E
     Raises:
         ConfigError: one of them is not installed, or cannot begin.
     """
-    sinks = [Sink(name, _begun(name, experiment, out, run_id), out) for name in wanted(experiment)]
+    sinks = [
+        Sink(name, _begun(name, experiment, out, run_id), out, experiment.tracking.clients)
+        for name in wanted(experiment)
+    ]
     threads = [
         threading.Thread(target=sink.follow, args=(events,), name=sink.name, daemon=True)
         for sink in sinks
@@ -212,7 +232,8 @@ def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -
     """
     said, failed = [], []
     for name in names:
-        sink = Sink(name, _begun(name, experiment, out, run_id), out)
+        tracker = _begun(name, experiment, out, run_id)
+        sink = Sink(name, tracker, out, experiment.tracking.clients)
         try:
             sink.catch_up()
             sink.close(read_run(out).is_finished)
@@ -227,12 +248,13 @@ def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -
 class Sink:
     """A tracker, and the place in the run up to which it has the metrics."""
 
-    def __init__(self, name: str, tracker: Tracker, out: Path) -> None:
+    def __init__(self, name: str, tracker: Tracker, out: Path, of_clients: bool = False) -> None:
         """Begin behind the last interaction that the tracker was sent and that the run still has.
 
         An exclusion takes interactions back.
         """
         self.name, self._tracker, self._out = name, tracker, out
+        self._of_clients = of_clients and name in OF_CLIENTS
         kept = [interaction for interaction, _ in _scored(out)]
         self._last = min(_tracked(out).get(name, -1), max(kept, default=-1))
         self.later = f"fedsrv track {shlex.quote(str(out))} sends it the rest"
@@ -268,8 +290,27 @@ class Sink:
 
     def close(self, finished: bool) -> None:
         """Close the tracker, with the results of a run that has finished."""
+        if self._of_clients:
+            self._tell_clients()
         with TemporaryDirectory(prefix="fedtide-results-") as place:
             self._tracker.close(partial(results_of, self._out, Path(place)) if finished else None)
+
+    def _tell_clients(self) -> None:
+        """Send what the run holds of each client and the tracker has not."""
+        key = f"{self.name} clients"
+        rows = [*_of_each_client(self._out)]
+        last = min(_tracked(self._out).get(key, -1), max((at for at, _ in rows), default=-1))
+        for interaction, found in rows:
+            if interaction > last:
+                self._tracker.log(interaction, found)
+                last = interaction
+        self._note(key, last)
+
+    def _note(self, key: str, interaction: int) -> None:
+        """Write down up to which interaction a tracker has what."""
+        with _writing:
+            now = {**_tracked(self._out), key: interaction}
+            write_atomically(self._out / TRACKED, json.dumps(now), private=True)
 
     def _take(self, interaction: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics after an interaction, unless the tracker has them."""
@@ -277,9 +318,7 @@ class Sink:
             return
         self._tracker.log(interaction, metrics)
         self._last = interaction
-        with _writing:
-            now = {**_tracked(self._out), self.name: interaction}
-            write_atomically(self._out / TRACKED, json.dumps(now), private=True)
+        self._note(self.name, interaction)
 
 
 _writing = threading.Lock()
@@ -304,6 +343,19 @@ def _scored(out: Path) -> Iterator[tuple[int, Mapping[str, float]]]:
                 yield interaction, metrics
 
 
+def _of_each_client(out: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Yield the interactions of a run, and each client's loss and accuracies by name."""
+    for row in read_run(out).rows if (out / "rounds.jsonl").exists() else ():
+        found = dict[str, float]()
+        for client, facts in table(row.get("clients")).items():
+            views = table(table(facts).get("views"))
+            told = {f"accuracy_{view}": table(one).get("accuracy") for view, one in views.items()}
+            told["loss"] = table(facts).get("loss")
+            found |= {f"client-{client}/{name}": v for name, v in numbers(told).items()}
+        if isinstance(interaction := row.get("interaction"), int) and found:
+            yield interaction, found
+
+
 def _begun(name: str, experiment: Experiment, out: Path, run_id: str) -> Tracker:
     try:
         return TRACKERS[name](experiment, out, run_id)
@@ -321,7 +373,7 @@ def results_of(run: Path, place: Path) -> Sequence[Path]:
 
     Clients' models stay with the clients.
     """
-    page, model = place / "report.html", place / "global.safetensors"
+    page, model = place / "report.html", place / GLOBAL
     write_html([read_run(run)], page)
     try:
         global_model(run).save(model)

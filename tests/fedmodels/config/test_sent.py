@@ -43,6 +43,7 @@ WORDS = {
         "of a file",
     ),
     **dict.fromkeys((f"data.columns.{key}" for key in ("features", "target", "labels")), "columns"),
+    **dict.fromkeys(("tracking.name", "tracking.model"), "what a tracker calls it"),
     "data.columns.categories": "columns and texts in their cells",
     "data.columns.missing_values": "cells",
     "training.optimizer_options": "arguments of a class of torch",

@@ -1,5 +1,6 @@
 """Trackers get every score; Prometheus gets where a run stands; what is missing gets one line."""
 
+import contextlib
 import json
 import math
 import sys
@@ -7,18 +8,22 @@ import threading
 import types
 import urllib.request
 
+import numpy as np
 import pytest
 import tomli_w
 
+import fedtide
 from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
 from fedsrv import cli
 from fedsrv.events import Event, EventLog, EventQueue
+from fedsrv.state.ledger import Ledger
 from fedsrv.state.run_record import leaves_of
 from fedsrv.state.store import Store
 from fedsrv.tracking import trackers
 from fedsrv.tracking.prometheus import Exporter, export
 from fedsrv.tracking.trackers import TRACKERS, results_of, track
+from fedsrv.trained_models import global_model
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 
@@ -35,6 +40,11 @@ class Recorder:
             return self
 
         return call
+
+
+def run_id_of(out):
+    with contextlib.closing(Ledger(out / "run.db", strict=False, new=False)) as ledger:
+        return ledger.run_id
 
 
 def follow(name, out, step=3, finishes=False):
@@ -134,6 +144,67 @@ def test_a_resumed_run_is_one_run_of_mlflow(tmp_path, results, monkeypatch):
     assert run.info.status == "FINISHED"
     assert [m.step for m in client.get_metric_history(run.info.run_id, "a_glo")] == [0, 1]
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == [results.name]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the package's own
+def test_mlflow_has_the_name_the_clients_and_a_registered_model(tmp_path, monkeypatch):
+    """The model that MLflow loads answers as that of the run, and is registered once."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(trackers, "results_of", results_of)
+    told = {"mlflow": True, "name": "Wards, second try", "clients": True, "model": "wards"}
+    out = tmp_path / "run"
+    tables = {
+        "data": {"name": "digits", "max_per_class": 40}, "scenario": {"kind": "iid", "tasks": 1},
+        "net": {"name": "mlp", "hidden": [8]}, "schedule": {"rounds": 2, "clients": 3},
+        "method": {"name": "fedavg"}, "tracking": told,
+    }  # fmt: skip
+    run = fedtide.run(tables, backend="inprocess", out=out)
+    trackers.send(run.experiment, out, run_id_of(out), ["mlflow"])
+    client = mlflow.MlflowClient(uri := f"sqlite:///{out / 'mlflow.db'}")
+    (within,) = [e for e in client.search_experiments() if e.name == trackers.PROJECT]
+    (run,) = client.search_runs([within.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("Wards, second try", "FINISHED")
+    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    kept = client.get_metric_history(run.info.run_id, "client-0/loss")
+    assert [m.value for m in kept] == [r["clients"]["0"]["loss"] for r in rows]
+    assert client.get_metric_history(run.info.run_id, "client-2/accuracy_global")
+    (version,) = client.search_model_versions("name = 'wards'")
+    mlflow.set_tracking_uri(uri)
+    model = mlflow.pyfunc.load_model(f"models:/wards/{version.version}")
+    (taken,) = model.metadata.get_input_schema().inputs
+    assert (taken.type, taken.shape) == (np.dtype(np.float32), (-1, 1, 8, 8))
+    x = np.random.default_rng(0).integers(0, 17, (5, 1, 8, 8)).astype(np.float32)
+    assert (model.predict(x) == global_model(out).probabilities(x)).all()
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ({"name": "x"}, "name is for mlflow = true or wandb = true"),
+        ({"wandb": True, "clients": True}, "clients is for mlflow = true or tensorboard = true"),
+        ({"wandb": True, "model": "wards"}, "model is for mlflow = true"),
+        ({"mlflow": True, "model": "a/b"}, "model: String should match pattern"),
+    ],
+)
+def test_a_key_that_no_tracker_reads_is_refused(table, line):
+    with pytest.raises(ConfigError, match=line):
+        tiny_experiment(tracking=table)
+
+
+def test_clients_of_a_run_are_told_once(digits, tmp_path, monkeypatch):
+    """Also where the run stops and goes on: what came before is not sent again."""
+    told, out = [], tmp_path / "run"
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", Recorder(told))
+    run_in_process(tiny_experiment(), digits, out)
+    of = tiny_experiment(tracking={"tensorboard": True, "clients": True})
+    for _ in range(2):
+        trackers.send(of, out, "the-run", ["tensorboard"])
+    calls = [call[1:] for call in told if call[0] == "add_scalar" and call[1] == "client-1/loss"]
+    rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert [(v, at) for _, v, at in calls] == [
+        (row["clients"]["1"]["loss"], row["interaction"]) for row in rows
+    ]
 
 
 @pytest.mark.filterwarnings("ignore")  # of the package's own
