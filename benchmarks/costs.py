@@ -1,10 +1,13 @@
 """What parts of methods and of a run cost, of plain work beside them: processor time, in turns.
 
-    python -m benchmarks.costs [--nets mlp digits-cnn cnn5] [--turns 9]
+    python -m benchmarks.costs [--nets mlp digits-cnn cnn5] [--heads 10x64 10x512] [--turns 9]
 
 **Bounded gradients.** The sum of a batch's gradients, each scaled to a bound, of a plain forward
 and backward pass: mapped one by one, at once from what layers tell, and by Opacus' ghost clipping.
 ``resnet18-groups`` is torchvision's ResNet-18 with group normalisation.
+
+**A head trained anew** (CReFF's server half): its epochs on features, of the same steps by autograd
+and a fused optimiser; ``--heads`` are classes and coordinates.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import importlib
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +26,16 @@ from torch.nn.functional import cross_entropy
 from benchmarks.measure import parser_of, tell
 from benchmarks.training import NETS
 from fedmodels.machine import keep_large_blocks
+from fedmodels.methods.creff import CReFF
 from fedmodels.nets import make_net
 from fedmodels.nets.own_net import as_split_net
 from fedmodels.nets.split import SplitNet
 from fedmodels.training.ghost_clipping import apart_in, bounded, per_example
+from fedmodels.training.optimizer import SGD, descend
 from fedmodels.training.private_steps import AT_ONCE
 from fedmodels.training.stepped import Batch, Output
 
-BOUND = 0.5
+BOUND, EPOCHS = 0.5, 5
 GROUPS = "resnet18-groups"
 SHAPES = {**NETS, "mlp": ((1, 28, 28), 32), GROUPS: ((3, 32, 32), 8)}
 
@@ -40,12 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = parser_of("costs", __doc__)
     known = [name for name in SHAPES if name not in ("resnet18", "resnet20", "hart")]
     parser.add_argument("--nets", nargs="*", default=["mlp", "digits-cnn", "cnn5"], choices=known)
+    parser.add_argument("--heads", nargs="*", default=["10x64", "10x512"])
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     keep_large_blocks()  # as the commands do
     if options.nets:
         tell("bounded gradients", [_bounded_row(name, options.turns) for name in options.nets])
+    sizes = [[int(word) for word in size.split("x")] for size in options.heads]
+    if sizes:
+        tell("a head trained anew", [_head_row(k, d, options.turns) for k, d in sizes])
 
 
 def least(work: Mapping[str, Callable[[], object]], times: int) -> dict[str, float]:
@@ -138,6 +147,44 @@ def _of_opacus(net: SplitNet, batch: Batch) -> dict[str, Callable[[], object]]:
     except RuntimeError:  # layers that work in place
         return {}
     return {"opacus": opacus}
+
+
+# --- heads ----------------------------------------------------------------------------------------
+
+
+def _head_row(classes: int, width: int, turns: int) -> dict[str, Any]:
+    """Compare CReFF's re-training of a head with the same steps by autograd."""
+    method = CReFF(crt_epochs=EPOCHS)
+    draw = torch.Generator().manual_seed(0)
+    features = torch.randn(classes, method.num_features, width, generator=draw)
+    z, y = features.flatten(0, 1), torch.arange(classes).repeat_interleave(method.num_features)
+    head, ctx = nn.Linear(width, classes), _Context()
+    sgd = SGD(head.parameters(), lr=method.lr_net, fused=True)
+
+    def by_autograd() -> None:
+        order = ctx.generator("method")
+        for _ in range(EPOCHS):
+            permuted = torch.randperm(len(z), generator=order)
+            for index in torch.split(permuted, method.crt_batch_size):
+                descend(cross_entropy(head(z[index]), y[index]), sgd)
+
+    def here() -> None:
+        method._retrained(cast(Any, ctx), features, torch.ones(classes, dtype=torch.bool))
+
+    took = least({"autograd": by_autograd, "here": here}, turns)
+    steps = EPOCHS * len(torch.split(z, method.crt_batch_size))
+    row = {"classes": classes, "width": width, "step_us": 1e6 * took["autograd"] / steps}
+    return row | {"here": took["here"] / took["autograd"]}
+
+
+class _Context:
+    """What re-training a head asks of a context."""
+
+    def seed(self, purpose: str) -> int:
+        return 0
+
+    def generator(self, purpose: str) -> torch.Generator:
+        return torch.Generator().manual_seed(1)
 
 
 if __name__ == "__main__":

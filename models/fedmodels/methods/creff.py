@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cosine_similarity, linear
+from torch.nn.functional import linear, normalize
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
 from fedmodels.errors import ConfigError
@@ -36,11 +38,12 @@ from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Reduced
-from fedmodels.training.optimizer import SGD, descend
 from fedmodels.training.run import RunFacts
 
 HEAD = ("head/weight", "head/bias")
 RETRAINED = ("retrained/weight", "retrained/bias")
+EPSILON = 1e-6
+"""The least norm that a cosine divides by."""
 
 
 def class_gradients(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -60,10 +63,30 @@ def class_gradients(z: Tensor, y: Tensor, weight: Tensor, bias: Tensor) -> Tenso
     return torch.cat([of_weight, error.mean(1)[..., None]], -1)
 
 
-def gradient_distance(found: Tensor, wanted: Tensor) -> Tensor:
-    """Return the summed 1 - cosine over the rows of W and over b as one row, (C, K, d + 1) each."""
-    rows = 1 - cosine_similarity(found[..., :-1], wanted[..., :-1], -1, eps=1e-6)
-    return rows.sum() + (1 - cosine_similarity(found[..., -1], wanted[..., -1], -1, eps=1e-6)).sum()
+def cosines(found: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosines of the rows of W and of b, one row, and the slope of all 1 - cosine.
+
+    Args:
+        found: gradients (C, K, d + 1).
+        wanted: those that they should point along.
+
+    Returns:
+        (C, K + 1), and (C, K, d + 1).
+    """
+    rows = [
+        _cosine(found[..., :-1], wanted[..., :-1], -1),
+        _cosine(found[..., -1:], wanted[..., -1:], 1),
+    ]
+    cosine = torch.cat([rows[0][0].flatten(1), rows[1][0].flatten(1)], 1)
+    return cosine, torch.cat([slope for _, slope in rows], -1)
+
+
+def _cosine(a: Tensor, b: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Return the cosine along an axis, and the slope of 1 - cosine at ``a``."""
+    unit = b / b.norm(dim=axis, keepdim=True).clamp_min(EPSILON)
+    size = a.norm(dim=axis, keepdim=True).clamp_min(EPSILON)
+    cosine = (a * unit).sum(axis, keepdim=True) / size
+    return cosine, (cosine * normalize(a, dim=axis, eps=1e-30) - unit) / size
 
 
 @register("creff")
@@ -137,6 +160,7 @@ class CReFF(FedAvg):
         found = uploads.mean_prototypes("gradient", classes, width, uniform=True)
         return {k: row.view(classes, -1) for k, (row, _) in found.rows().items()}
 
+    @torch.no_grad()
     def _match(
         self, features: Tensor, wanted: Mapping[int, Tensor], weight: Tensor, bias: Tensor
     ) -> tuple[Tensor, float]:
@@ -146,15 +170,20 @@ class CReFF(FedAvg):
             All features, and the mean cosine between gradients before the last step.
         """
         classes, target = torch.tensor(list(wanted)), torch.stack(list(wanted.values()))
-        free = features[classes].clone().requires_grad_(True)
-        optimizer = SGD([free], lr=self.lr_feature)
+        z, m, moved = features[classes], features.shape[1], features.clone()
+        onehot = torch.eye(len(bias))[classes][:, None]
         for _ in range(self.match_steps):
-            distance = gradient_distance(class_gradients(free, classes, weight, bias), target)
-            descend(distance, optimizer)
-        moved = features.clone()
-        moved[classes] = free.detach()
-        rows = target.shape[0] * (target.shape[1] + 1)
-        return moved, 1 - float(distance.detach()) / rows
+            p = linear(z, weight, bias).softmax(-1)  # (C, m, K)
+            error = p - onehot
+            found = torch.cat([error.mT @ z, error.sum(1)[..., None]], -1) / m
+            cosine, slope = cosines(found, target)
+            along, of_bias = slope[..., :-1] / m, slope[..., -1] / m
+            back = z @ along.mT + of_bias[:, None]  # to the error, and through the softmax
+            back = p * (back - (p * back).sum(-1, keepdim=True))
+            z.baddbmm_(error, along, alpha=-self.lr_feature)
+            z.view(-1, z.shape[-1]).addmm_(back.flatten(0, 1), weight, alpha=-self.lr_feature)
+        moved[classes] = z
+        return moved, float(cosine.mean())
 
     @torch.no_grad()
     def _retrained(
@@ -163,19 +192,26 @@ class CReFF(FedAvg):
         """Return W and b of a fresh head after SGD on the features; gradients in closed form."""
         with seeded(ctx.seed("init")):
             fresh = nn.Linear(features.shape[-1], len(known))
-        weight, bias = fresh.weight, fresh.bias
         use = torch.arange(len(known)) if not self.mask_unknown else known.nonzero()[:, 0]
         z = features[use].flatten(0, 1)  # (C m, d)
-        onehot = torch.eye(len(known))[use.repeat_interleave(features.shape[1])]  # (C m, K)
+        x, w = (
+            _with_column(*pair) for pair in ((z, z.new_ones(len(z))), (fresh.weight, fresh.bias))
+        )
+        onehot = np.eye(len(known), dtype=x.dtype)[use.repeat_interleave(features.shape[1])]
         order = ctx.generator("method")
         for _ in range(self.crt_epochs):
-            for index in torch.split(torch.randperm(len(z), generator=order), self.crt_batch_size):
-                x = z[index]
-                error = torch.addmm(bias, x, weight.T).softmax(1).sub_(onehot[index])
-                step = self.lr_net / len(index)
-                weight.addmm_(error.T, x, alpha=-step)
-                bias.sub_(error.sum(0), alpha=step)
-        return weight.detach(), bias.detach()
+            permuted = torch.randperm(len(z), generator=order).numpy()
+            for first in range(0, len(z), self.crt_batch_size):
+                index = permuted[first : first + self.crt_batch_size]
+                batch = x[index]
+                error = batch @ w.T  # logits (B, K)
+                np.exp(error - error.max(1, keepdims=True), out=error)
+                error /= error.sum(1, keepdims=True)
+                error -= onehot[index]
+                error *= self.lr_net / len(index)
+                w -= error.T @ batch
+        trained = torch.from_numpy(w)
+        return trained[:, :-1].clone(), trained[:, -1].clone()
 
     # --- client half ---------------------------------------------------------------------------
 
@@ -210,6 +246,11 @@ class CReFF(FedAvg):
     def uplink(self, ctx: ClientContext, state: Bundle, refs: Prototypes) -> Bundle:
         upload = super().uplink(ctx, state, refs)
         return replace(upload, prototypes={"gradient": refs})
+
+
+def _with_column(rows: Tensor, last: Tensor) -> NDArray[Any]:
+    """Return a matrix with one more column for NumPy, where a small step costs half as much."""
+    return torch.cat([rows, last[:, None]], 1).numpy()
 
 
 def _net_weights(payload: Bundle) -> Weights:

@@ -190,7 +190,7 @@ class FEDIC(FedAvg):
             descend(loss, optimizer)
 
     def _adam(self, parameters: list[Tensor], weight_decay: float) -> torch.optim.Optimizer:
-        return Adam(parameters, lr=self.lr_server, weight_decay=weight_decay)
+        return Adam(parameters, lr=self.lr_server, weight_decay=weight_decay, fused=True)
 
 
 def trainable(net: SplitNet, n: int, steps: int) -> int:

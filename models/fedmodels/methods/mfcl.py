@@ -130,7 +130,7 @@ class MFCL(FedAvg):
         if held is not None:
             generator.load_state_dict(dict(held.tensors))
         generator.to(known.device).train()
-        adam = Adam(generator.parameters(), lr=self.generator_lr)
+        adam = Adam(generator.parameters(), lr=self.generator_lr, fused=True)
         draw, loss, classes = ctx.generator(), 0.0, columns_of(known)
         with watch_moments(old) as watch:
             for step in range(1, self.generator_steps + 1):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fedmodels.errors import ConfigError
-from fedmodels.methods.creff import class_gradients, gradient_distance
+from fedmodels.methods.creff import class_gradients, cosines
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
@@ -70,7 +70,25 @@ def test_distance_is_over_rows_of_the_matrix_and_the_bias():
     """Rows (1,0) and (0,1) against (0,1) and (0,2): 1 + 0; biases (1,1) against (-1,-1): 2."""
     found = torch.tensor([[[1.0, 0.0, 1.0], [0.0, 1.0, 1.0]]])
     wanted = torch.tensor([[[0.0, 1.0, -1.0], [0.0, 2.0, -1.0]]])
-    assert float(gradient_distance(found, wanted)) == pytest.approx(3.0, abs=1e-5)
+    assert float((1 - cosines(found, wanted)[0]).sum()) == pytest.approx(3.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-8])
+def test_features_move_down_the_distance_as_autograd_says(size):
+    """Gradients of 1e-8 are below what a cosine divides by."""
+    method, _ = server("creff", match_steps=1, lr_feature=0.5)
+    weight, bias = (size * drawn(4, 16)).double(), drawn(4, seed=1).double()
+    features, wanted = drawn(4, 5, 16, seed=2).double(), drawn(2, 4, 17, seed=3).double()
+    z = (size * features[[0, 3]]).requires_grad_(True)
+    found = class_gradients(z, torch.tensor([0, 3]), weight, bias)
+    of_rows = 1 - cosine_similarity(found[..., :-1], wanted[..., :-1], -1, eps=1e-6)
+    of_bias = 1 - cosine_similarity(found[..., -1], wanted[..., -1], -1, eps=1e-6)
+    (slope,) = torch.autograd.grad(of_rows.sum() + of_bias.sum(), z)
+    given = dict(zip((0, 3), wanted, strict=True))
+    moved, cosine = method._match(size * features, given, weight, bias)
+    torch.testing.assert_close(moved[[0, 3]], (z - 0.5 * slope).detach())
+    assert cosine == pytest.approx(1 - (of_rows.sum() + of_bias.sum()).detach().item() / 10)
+    assert torch.equal(moved[[1, 2]], size * features[[1, 2]])
 
 
 def test_client_reports_gradients_of_its_classes(digits):
@@ -121,12 +139,12 @@ def test_features_that_match_are_at_no_distance():
 def test_small_steps_never_increase_the_distance():
     weight, bias, features = drawn(4, 16), drawn(4, seed=1), drawn(4, 5, 16, seed=2)
     wanted = {k: drawn(4, 17, seed=3 + k) for k in (0, 3)}
-    cosines = [
+    after = [
         server("creff", match_steps=n, lr_feature=0.01)[0]._match(features, wanted, weight, bias)[1]
         for n in (1, 5, 20, 60)
     ]
-    assert cosines == sorted(cosines)
-    assert cosines[-1] > cosines[0]
+    assert after == sorted(after)
+    assert after[-1] > after[0]
 
 
 def test_features_of_classes_nobody_reports_stay(digits):

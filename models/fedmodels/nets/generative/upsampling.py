@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
@@ -60,4 +61,5 @@ class Upsampling(nn.Module):
 
     def forward(self, z: Tensor) -> Tensor:
         """Return what noise (B, latent) becomes, cropped to its size."""
-        return crop(self.layers(self.fc(z).view(-1, *self.cells)), self.input_shape)
+        cells = self.fc(z).view(-1, *self.cells).to(memory_format=torch.channels_last)
+        return crop(self.layers(cells), self.input_shape)
