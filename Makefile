@@ -191,7 +191,8 @@ check: $(STAMP)  ## everything a change must pass; types are checked beside the 
 release-notes:  ## write build/notes.md from the changelog, and check that VERSION=0.2.0 is this version
 	@grep -qx 'version = "$(VERSION)"' pyproject.toml || { echo 'pyproject.toml has another version than "$(VERSION)"'; exit 1; }
 	@mkdir -p build && awk '/^## /{on = index($$0, "## $(VERSION) ") == 1; next} on' CHANGELOG.md >build/notes.md
-	@test -s build/notes.md || { echo 'CHANGELOG.md has no section "## $(VERSION) - DATE"'; exit 1; }
+	@test -s build/notes.md && ! grep -qx '## $(VERSION) - unreleased' CHANGELOG.md \
+		|| { echo 'CHANGELOG.md has no section "## $(VERSION) - DATE"'; exit 1; }
 
 clean:  ## remove what was built or cached; runs and .venv stay
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -55,11 +55,20 @@ def test_a_workflow_may_do_little():
         assert text["permissions"] == {"contents": "read"}, path.name
         for name, job in text["jobs"].items():
             assert "timeout-minutes" in job or "uses" in job, name
-            assert set(job.get("permissions", {})) <= {"id-token", "contents"}, name
     release = safe_load((GITHUB / "workflows" / "release.yml").read_text())["jobs"]
     writers = {name: job["permissions"] for name, job in release.items() if "permissions" in job}
-    assert writers == {"publish": {"id-token": "write"}, "announce": {"contents": "write"}}
-    assert {"ci", "check"} <= set(release["publish"]["needs"])
+    assert writers == {
+        "attest": {"id-token": "write", "attestations": "write"},
+        "publish": {"id-token": "write"},
+        "announce": {"contents": "write"},
+        "images": {"contents": "read", "packages": "write"},
+        "site": {"pages": "write", "id-token": "write"},
+    }
+    assert set(release["attest"]["needs"]) == {"ci", "check"}
+    after = {name: job["needs"] for name, job in release.items() if "needs" in job}
+    del after["attest"]
+    assert after.pop("publish") == "attest"
+    assert set(after.values()) == {"publish"}
     assert release["publish"]["environment"] == "release"
     assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
 
@@ -123,11 +132,17 @@ def test_versions_agree():
 
 
 @pytest.mark.parametrize(
-    ("version", "status"), [(PROJECT["version"], 0), ("9.9.9", 2)], ids=["this", "another"]
-)
-def test_release_notes_are_those_of_the_version(version, status, tmp_path):
-    for name in ("Makefile", "pyproject.toml", "CHANGELOG.md"):
+    ("version", "date", "status"),
+    [(PROJECT["version"], "2030-01-02", 0), (PROJECT["version"], "unreleased", 2),
+     ("9.9.9", "2030-01-02", 2)],
+    ids=["this", "undated", "another"],
+)  # fmt: skip
+def test_release_notes_are_those_of_the_version(version, date, status, tmp_path):
+    for name in ("Makefile", "pyproject.toml"):
         shutil.copy(ROOT / name, tmp_path)
+    text = (ROOT / "CHANGELOG.md").read_text()
+    dated = re.sub(r"^(## \S+ - ).*$", rf"\g<1>{date}", text, count=1, flags=re.MULTILINE)
+    (tmp_path / "CHANGELOG.md").write_text(dated)
     env = {**os.environ, "MAKEFLAGS": ""}
     command = ["make", "release-notes", f"VERSION={version}"]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
