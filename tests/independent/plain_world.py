@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import Position, ServerContext
-from fedmodels.training.hooks import as_uploads, reduce
+from fedmodels.training.hooks import as_uploads, init_server, reduce
 from fedmodels.training.loop import train_locally
 from fedpb.codec import merged
 from tests.conftest import context_of, method_of, tiny_experiment
@@ -52,6 +52,11 @@ class World:
     def order(self, client: int, number: int) -> torch.Generator:
         return context_of(self.experiment, self.root, client, 0, number).generator("order")
 
+    def drawn(self, client: int | str, number: int) -> torch.Generator:
+        if client == "server":
+            return ServerContext(self.run, Position(number, number, 0), CLIENTS).generator()
+        return context_of(self.experiment, self.root, client, 0, number).generator()
+
     def batches(self, client: int, number: int, epochs: int = EPOCHS) -> Iterator[Tensor]:
         order = self.order(client, number)
         for _ in range(epochs):
@@ -72,7 +77,7 @@ class World:
     def found(self) -> dict[str, Weights]:
         """Return what the method itself comes to."""
         method = method_of(self.experiment)
-        server = method.init_server(self.run)
+        server = init_server(method, self.run)
         states = {c: method.init_client(self.run, c) for c in CLIENTS}
         for number in ROUNDS:
             at = ServerContext(self.run, Position(number, number, 0), CLIENTS)

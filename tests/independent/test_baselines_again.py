@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedmodels.nets.split import SplitNet
+from fedmodels.training.hooks import init_server
 from tests.conftest import method_of
 from tests.independent.plain_world import (
     BATCH,
@@ -453,6 +454,91 @@ def flash(world: World) -> Expected:
     return {"common": w, "server": moments}
 
 
+def per_fedavg(world: World) -> Expected:
+    """Fallah et al., Algorithm 1 with the difference of HF: alpha = 0.2, delta = 0.01."""
+    w = world.first
+    for number in ROUNDS:
+        found = []
+        for c, (x, y) in world.data.items():
+            net, draws = world.net(w), world.drawn(c, number)
+            live, optimizer = [*net.parameters()], sgd(net.parameters())
+            for i in world.batches(c, number):
+                first, third = (torch.randperm(len(y), generator=draws)[: len(i)] for _ in range(2))
+
+                def gradient(rows: Tensor, moves: list[Tensor], net=net, live=live, x=x, y=y):
+                    begun = [p.detach().clone() for p in live]
+                    with torch.no_grad():
+                        for p, move in zip(live, moves, strict=True):
+                            p += move
+                    got = torch.autograd.grad(F.cross_entropy(net(x[rows]), y[rows]), live)
+                    with torch.no_grad():
+                        for p, old in zip(live, begun, strict=True):
+                            p.copy_(old)
+                    return got
+
+                own = gradient(first, [torch.zeros_like(p) for p in live])
+                far = gradient(i, [-0.2 * g for g in own])
+                up, down = (gradient(third, [sign * g for g in far]) for sign in (0.01, -0.01))
+                for p, g, a, b in zip(live, far, up, down, strict=True):
+                    p.grad = g - 0.2 * (a - b) / 0.02
+                optimizer.step()
+            found.append(copied(net))
+        w = mean(found, [1, 1, 1])
+    return {"common": w}
+
+
+def fedtgp(world: World) -> Expected:
+    """Zhang et al.: lambda = 1.5, S = 3, batches of 4 at rate 0.2, a margin of 0.3 at most."""
+    own, everyone = dict.fromkeys(CLIENTS, world.first), dict[int, Tensor]()
+    tgp = dict(init_server(method_of(world.experiment), world.run).own.weights)
+    for number in ROUNDS:
+        reported = []
+        for c, (x, y) in world.data.items():
+
+            def loss(net: SplitNet, i: Tensor, x=x, y=y, everyone=everyone) -> Tensor:
+                z = net.base(x[i])
+                rows = zip(y[i].tolist(), z.detach(), strict=True)
+                wanted = torch.stack([everyone.get(k, row) for k, row in rows])
+                return F.cross_entropy(net.head(z), y[i]) + 1.5 * F.mse_loss(z, wanted)
+
+            net = world.trained(own[c], c, number, loss)
+            own[c] = copied(net)
+            reported.append(class_means(net.base(x).detach(), y))
+        pairs = [(k, v) for means in reported for k, (v, _) in sorted(means.items())]
+        centres = {
+            k: torch.stack([v for j, v in pairs if j == k]).mean(0) for k in {k for k, _ in pairs}
+        }
+        nearest = [
+            min((v - w).norm() for j, w in centres.items() if j != k) for k, v in centres.items()
+        ]
+        delta, draws = min(max(nearest).item(), 0.3), world.drawn("server", number)
+        live = {k: t.clone().requires_grad_() for k, t in tgp.items()}
+
+        def prototypes(live=live) -> Tensor:
+            inner, outer = (
+                [live[f"tgp/{name}.weight"], live[f"tgp/{name}.bias"]]
+                for name in ("inner", "outer")
+            )
+            return F.linear(F.linear(live["tgp/vectors.weight"], *inner).relu(), *outer)
+
+        for _ in range(3):
+            for rows in torch.split(torch.randperm(len(pairs), generator=draws), 4):
+                now, each = prototypes(), []
+                for k, v in (pairs[row] for row in rows.tolist()):
+                    far = torch.stack([(v - p).norm() for p in now])
+                    e = torch.exp(-far)
+                    mine = torch.exp(-far[k] - delta)
+                    each.append(-torch.log(mine / (mine + e.sum() - e[k])))
+                gradients = torch.autograd.grad(sum(each) / len(each), [*live.values()])
+                with torch.no_grad():
+                    for t, g in zip(live.values(), gradients, strict=True):
+                        t -= 0.2 * g
+        tgp = {k: t.detach() for k, t in live.items()}
+        everyone = dict(enumerate(prototypes().detach()))
+    common = {f"class/{k}": row for k, row in everyone.items()}
+    return {"common": common, "server": tgp, **{f"state/{c}": w for c, w in own.items()}}
+
+
 LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "fedprox": (fedprox, {"mu": 0.5}),
     "fedntd": (fedntd, {"tau": 2.0}),
@@ -468,6 +554,11 @@ LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "scaffold": (scaffold, {"server_lr": 0.7}),
     "fedbabu": (fedbabu, {}),
     "pfedme": (pfedme, {"lam": 2.0, "eta": 0.1, "inner_steps": 3, "beta": 0.8}),
+    "per-fedavg": (per_fedavg, {"alpha": 0.2, "delta": 0.01}),
+    "fedtgp": (
+        fedtgp,
+        {"lam": 1.5, "server_epochs": 3, "server_batch": 4, "server_lr": 0.2, "margin": 0.3},
+    ),
     "flash": (flash, {"eta": 0.02, "gamma": 0.2, "tau": 0.01, "watched": 9}),
 }
 LONG = {"flash": 5}

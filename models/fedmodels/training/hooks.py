@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 SINGLY = {
     "pfedgrp": "each client's model is mixed from the models of others",
     "fedcil": "images of each client's generator train the server's models",
+    "fedtgp": "each client's prototypes train the global ones",
     "fedali": "k-means clusters the prototypes of every client",
     "MeanPrototypes": "",
     "fedic": "the teachers are the models of single clients",

@@ -215,7 +215,10 @@ def _kept(run: RunFacts, state: Bundle) -> list[str]:
     return [*kept, *(k for k in state.weights if k not in run.forms)]
 
 
-LOOKS = {"flash": "stops by the loss of its examples"}
+LOOKS = {
+    "flash": "stops by the loss of its examples",
+    "per-fedavg": "takes gradients of them beside its steps",
+}
 """Methods whose clients look at their examples beside their steps, and how."""
 
 

@@ -55,6 +55,7 @@ SMALL: dict[str, dict[str, object]] = {
     "pfedgrp": {**SMALL_GENERATORS, "server_volume": 12, "w_epochs": 2},
     "fedavg-replay": SMALL_GENERATORS,
     "pfedgraph-replay": SMALL_GENERATORS,
+    "fedtgp": {"server_epochs": 4},
     "creff": {"match_steps": 5, "crt_epochs": 2},
     "mfcl": {**SMALL_MEMORY, "generator_steps": 5, "generator_batch": 16, "synthetic_batch": 8},
     "target": {

@@ -141,6 +141,8 @@ def test_the_states_of_every_method_grow(case):
     optimizer = "adam" if name == "af-fcl" else "sgd"  # its moments are kept
     if name == "fedbabu":  # fine-tuning on more classes moves the scores of all
         switches = {**switches, "fine_tune_epochs": 0}
+    if name == "per-fedavg":
+        switches = {**switches, "personal_steps": 0}
     experiment = experiment_for((name, switches), training={"optimizer": optimizer}, **small)
     world = World.begun(experiment)
     world.interact()

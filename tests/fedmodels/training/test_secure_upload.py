@@ -25,6 +25,7 @@ WHY = {
     "fedmlp": "needs every upload by itself", "fedpac": "needs every upload by itself",
     "pfedgraph": "needs every upload by itself", "pfedgraph-replay": "needs every upload by itself",
     "pfedgrp": "needs every upload by itself: each client's model is mixed",
+    "fedtgp": "needs every upload by itself: each client's prototypes train the global ones",
     "ifca": "needs every upload by itself", "feddrift": "needs every upload by itself",
     "feddrift-eager": "needs every upload by itself",
     "local": "uploads neither weights nor prototypes",

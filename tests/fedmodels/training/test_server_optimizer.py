@@ -119,7 +119,15 @@ def test_the_moments_stay_where_nobody_counts():
     assert after.common is before.common
 
 
-WITHOUT = {"fedproto", "local", "pfedgraph", "pfedgraph-replay", "feddrift", "feddrift-eager"}
+WITHOUT = {
+    "fedproto",
+    "fedtgp",
+    "local",
+    "pfedgraph",
+    "pfedgraph-replay",
+    "feddrift",
+    "feddrift-eager",
+}
 """Methods whose clients share no weights, get weights of their own, or models that no one keeps."""
 
 

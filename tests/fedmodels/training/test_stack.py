@@ -29,7 +29,8 @@ from tests.fedmodels.methods.test_conformance import experiment_for
 
 TOGETHER = [
     "centralized", "fedala", "fedavg", "fedbabu", "feddyn", "fedic", "fedntd", "fedper", "fedprox",
-    "fedproto", "fedrep", "gldp", "ifca", "lg-fedavg", "local", "moon", "pfedgraph", "scaffold",
+    "fedproto", "fedrep", "fedtgp", "gldp", "ifca", "lg-fedavg", "local", "moon", "pfedgraph",
+    "scaffold",
 ]  # fmt: skip
 SIZES = (21, 16, 9, 21, 0)
 """Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""

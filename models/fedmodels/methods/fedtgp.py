@@ -1,0 +1,178 @@
+"""FedTGP — Zhang, Liu, Hua, Cao, FedTGP: Trainable Global Prototypes with Adaptive-Margin-Enhanced
+Contrastive Learning for Data and Model Heterogeneity in Federated Learning, AAAI 2024.
+https://arxiv.org/abs/2401.03230, facts from https://github.com/TsingZ0/FedTGP
+
+    paper      here                                paper     here
+    P_i^c      uplink, prototypes["class"]         lambda    lam
+    P-hat^c    payload.prototypes["class"]         tau       margin
+    P-breve^c  own weights "tgp/vectors.weight"    S         server_epochs
+    theta_F    own weights "tgp/inner…", "outer…"  delta(t)  _margin
+    Q_t^c      own prototypes["class"]
+
+Deviations: docs/methods/fedtgp.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from fedmodels.config.bounds import NonNegative, Positive, PositiveCount
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import weights_of
+from fedmodels.numerics.prototypes import (
+    ByClass,
+    distance_per_example,
+    moved,
+    nearest_scores,
+    uncounted,
+)
+from fedmodels.techniques.class_prototypes import (
+    PrototypeLimits,
+    by_class,
+    class_means,
+    mean_class_prototypes,
+    no_prototypes,
+    prototype_upload,
+)
+from fedmodels.tensors.bundle import Bundle, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.roles import part_of, under
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Reduced, Scores
+from fedmodels.training.optimizer import descend
+from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
+
+TGP = "tgp"
+
+
+class TrainablePrototypes(nn.Module):
+    """A vector for each class, and the layers F that make it the class's global prototype."""
+
+    def __init__(self, num_classes: int, width: int) -> None:
+        """Draw F first: it does not depend on how many classes there are."""
+        super().__init__()
+        self.inner, self.outer = nn.Linear(width, width), nn.Linear(width, width)
+        self.vectors = nn.Embedding(num_classes, width)
+
+    def forward(self) -> Tensor:
+        """Return the prototypes (K, d)."""
+        found: Tensor = self.outer(self.inner(self.vectors.weight).relu())
+        return found
+
+
+@dataclass
+class FedTgpReferences:
+    """References of the loss in one interaction."""
+
+    everyone: ByClass
+    fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
+    """Class means after local training."""
+
+
+@register("fedtgp")
+class FedTgp(FedAvg):
+    """Clients share class means; the server trains prototypes that keep classes apart."""
+
+    citation: ClassVar[str] = "Zhang et al., AAAI 2024"
+    reduction: ClassVar[Literal["each"]] = "each"
+    private: ClassVar[tuple[str, ...]] = ("",)  # all weights
+
+    weighting: Literal["examples", "uniform"] = "uniform"
+    lam: NonNegative = 1.0
+    """Weight of the pull to the global prototypes; 0 is Local-only."""
+    margin: NonNegative = 100.0
+    """The largest margin; 0 is a contrastive loss without one."""
+    server_epochs: PositiveCount = 1000
+    """Passes over the clients' prototypes in a round."""
+    server_batch: PositiveCount = 10
+    """Prototypes of a step."""
+    server_lr: Positive = 0.01
+    """Learning rate of the global prototypes."""
+    inference: Literal["nearest", "classifier"] = "nearest"
+    """The rule the method is scored by: nearest global prototype, among the classes that the client
+    has trained on, or the logits; both are taken."""
+    limits: PrototypeLimits = field(default_factory=PrototypeLimits)
+    """What is let out of prototypes."""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((self.inference, "nearest", "classifier")))
+
+    # --- server half ---------------------------------------------------------------------------
+
+    def init_server(self, run: RunFacts) -> ServerState:
+        first = TrainablePrototypes(run.problem.num_classes, run.width).state_dict()
+        own = Bundle(under(TGP, first), prototypes=no_prototypes(run))
+        return ServerState(Bundle(prototypes=no_prototypes(run)), own)
+
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
+        return prototype_upload(run)
+
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        uniform = self.weighting == "uniform"
+        found = mean_class_prototypes(ctx.run, uploads, uniform=uniform)  # Q_t
+        if not len(found.labels):
+            return state
+        return replace(state, own=replace(state.own, prototypes={"class": found}))
+
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
+        if state is ctx.before:  # nobody reports a class
+            return state, {}
+        classes, sent = (
+            ctx.run.problem.num_classes,
+            [u.prototypes["class"] for u in uploads.values()],
+        )
+        p, y = torch.cat([s.vectors for s in sent]), torch.cat([s.labels.long() for s in sent])
+        tgp = TrainablePrototypes(classes, ctx.run.width)
+        tgp.load_state_dict(part_of(state.own.weights, TGP))
+        optimizer = torch.optim.SGD(tgp.parameters(), lr=self.server_lr, foreach=False)
+        delta, draws = self._margin(state.own.prototypes["class"].vectors), ctx.generator()
+        for epoch in range(self.server_epochs):
+            for rows in torch.split(torch.randperm(len(y), generator=draws), self.server_batch):
+                distance = torch.cdist(p[rows], tgp(), compute_mode="donot_use_mm_for_euclid_dist")
+                far = distance + delta * one_hot(y[rows], classes)
+                loss = descend(cross_entropy(-far, y[rows]), optimizer)
+            ctx.tell("prototypes", epoch + 1, self.server_epochs, float(loss))
+        with torch.no_grad():
+            everyone = Prototypes.of({k: (row, 1) for k, row in enumerate(tgp())}, ctx.run.width)
+        common = replace(state.common, prototypes={"class": uncounted(everyone)})
+        own = replace(state.own, weights=under(TGP, tgp.state_dict()))
+        return replace(state, common=common, own=own), {}
+
+    def _margin(self, means: Tensor) -> float:
+        """Return the largest of the classes' distances to their nearest class, at most tau."""
+        if len(means) < 2:
+            return self.margin
+        apart = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
+        apart.fill_diagonal_(torch.inf)
+        return min(float(apart.amin(1).max()), self.margin)
+
+    # --- client half ---------------------------------------------------------------------------
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedTgpReferences:
+        return FedTgpReferences(by_class(ctx, payload))
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: FedTgpReferences) -> Tensor:
+        pull = distance_per_example(out.features, batch.y, refs.everyone)
+        return super().loss(ctx, batch, out, refs) + self.lam * pull
+
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: FedTgpReferences) -> Bundle:
+        refs.fresh = class_means(ctx, *self.training_data(ctx, refs))
+        own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
+        return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: FedTgpReferences) -> Bundle:
+        return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
+
+    def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
+        z, met = ctx.net.features(x), ctx.once(by_class, state).known
+        nearest = nearest_scores(z, ctx.once(by_class, payload), met)
+        return {"nearest": nearest, "classifier": ctx.net.head(z)}
