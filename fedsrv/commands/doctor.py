@@ -21,16 +21,26 @@ def doctor(
             help="A certificate of which to say when it ends; once for each.",
         ),
     ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="A coordinator of which to say whether it can be reached."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
     """Print versions, machine, GPUs, network and variables, to put into a report of a fault.
 
     It names no directory, user or host.
     """
+    from fedmodels.config.places import http_place
     from fedpb.pem import check_certificate, read_pem
-    from fedsrv.commands.machine_page import facts
+    from fedsrv.commands.machine_page import facts, reached
 
+    place = None if server is None else http_place(server, "--server")
     found = facts()
+    if place is not None:
+        found["network"] = {**found["network"], "the server": reached(*place)}
     option, ends = "--certificate", {}
     for path in certificates or ():
         until = check_certificate(path, read_pem(path, option), option).not_valid_after_utc

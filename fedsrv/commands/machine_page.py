@@ -10,6 +10,7 @@ import platform
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -25,6 +26,8 @@ from fedpb.unreachable import EXCEPTIONS, PROXIES
 
 Facts = Mapping[str, str]
 """Lines by what they are about."""
+PATIENCE_S = 5
+"""How long a server may take to answer a connection."""
 THREADS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
 """Variables of others that change how a run computes."""
 
@@ -96,6 +99,18 @@ def _network() -> Iterator[tuple[str, str]]:
             yield name, "can be listened on"
         except OSError as error:
             yield name, f"cannot be listened on: {error.strerror}"
+
+
+def reached(host: str, port: int) -> str:
+    """Return whether a connection to a server can be made from here, past any proxy."""
+    begun = time.monotonic()
+    try:
+        socket.create_connection((host, port), PATIENCE_S).close()
+    except (socket.gaierror, UnicodeError):
+        return "its name is not known here"
+    except OSError as error:
+        return f"cannot be reached: {error.strerror or f'no answer in {PATIENCE_S} s'}"
+    return f"takes connections, after {(time.monotonic() - begun) * 1000:.0f} ms"
 
 
 def _variables() -> Iterator[tuple[str, str]]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedsrv import cli
+from fedsrv.commands.machine_page import reached
 from fedsrv.identity.certificates import init_authority
 
 
@@ -45,4 +46,25 @@ def test_a_file_that_is_no_certificate_gets_one_line(capsys, tmp_path):
     code, out = said(capsys, "--certificate", str(tmp_path / "no.pem"))
     assert code != 0
     assert out.err.startswith("error: --certificate ")
+    assert out.err.count("\n") == 1
+
+
+def test_a_server_is_reached_or_a_line_says_why_not(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        place = listening.getsockname()[:2]
+        assert reached(*place).startswith("takes connections")
+    assert reached(*place) == "cannot be reached: Connection refused"
+    assert reached("x" * 70, 5055) == "its name is not known here"
+
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", unknown)
+    assert reached("nowhere.example", 5055) == "its name is not known here"
+
+
+def test_a_place_that_is_none_gets_one_line(capsys):
+    code, out = said(capsys, "--server", "nowhere:port")
+    assert code == 2
+    assert out.err.startswith("error: --server ")
     assert out.err.count("\n") == 1
