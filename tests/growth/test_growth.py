@@ -6,10 +6,12 @@ Operations, bytes and calls are counted, never seconds: the numbers are equal on
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -29,6 +31,7 @@ from fedsrv.engine.scores import Scores, client_rows
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.parts.open_plan import Growth, OpenPlan
 from fedsrv.parts.secure_group import SecureGroup
+from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.growth.counting import MOST, exponent, operations
 
@@ -135,6 +138,38 @@ def test_what_uploads_may_count_costs_by_the_cohort_and_not_by_the_population():
     assert exponent({n: all_announced(200, n, 20) for n in (4, 16, 64)}) < MOST
     costs = {n: all_announced(n, 4, 20) for n in (80, 800)}
     assert costs[800] < 1.1 * costs[80]
+
+
+def costs_of_rounds(digits: Path, out: Path, rounds: int) -> dict[str, list[int]]:
+    """Return what each interaction of a run in this process costs: calls, and bytes of a record."""
+    calls, begun = 0, dict[int, int]()
+
+    def called(frame: FrameType, event: str, value: Any) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    def before(order: rpc.Order) -> None:
+        begun.setdefault(order.interaction, calls)
+
+    sys.setprofile(called)
+    try:
+        run_in_process(tiny_experiment(schedule={"rounds": rounds}), digits, out, before=before)
+    finally:
+        sys.setprofile(None)
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    return {
+        "calls": [after - first for first, after in pairwise(begun.values())],
+        "bytes": [*map(len, lines)],
+    }
+
+
+def test_a_later_round_costs_as_much_as_an_earlier_one(digits, tmp_path):
+    """Whatever looks once at each interaction that was before makes a run a square of them."""
+    found = costs_of_rounds(digits, tmp_path / "run", 12)
+    early, late = (sum(found["calls"][part]) for part in (slice(2, 6), slice(18, 22)))
+    assert late < 1.005 * early, found["calls"]
+    early, late = (sum(found["bytes"][part]) for part in (slice(2, 6), slice(18, 22)))
+    assert late < MOST * early, found["bytes"]
 
 
 # --- tasks of an open run -------------------------------------------------------------------------

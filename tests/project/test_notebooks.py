@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "examples" / "notebooks").glob("*.ipynb"))
+SHORTER = {'"schedule.rounds": 3': '"schedule.rounds": 1'}
+"""What is run in place of what a notebook says: its runs are shown, not judged."""
 SHOWN = {
-    "quickstart": "12",
+    "quickstart": "6",
     "own-images": "disc",
     "own-recordings": "walk",
 }
@@ -44,7 +46,10 @@ def test_a_notebook_runs(path, tmp_path, monkeypatch, capsys):
     for cell in json.loads(path.read_text("utf-8"))["cells"]:
         assert not cell.get("outputs"), "a notebook is kept without what it showed"
         if cell["cell_type"] == "code":
-            shown = result_of("".join(cell["source"]), names) + capsys.readouterr().out
+            source = "".join(cell["source"])
+            for said, shorter in SHORTER.items():
+                source = source.replace(said, shorter)
+            shown = result_of(source, names) + capsys.readouterr().out
     assert SHOWN[path.stem] in shown
 
 

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.transforms import v2
 
 from fedcli.data.image_files import pixels_of, read_image
 from fedcli.data.own.functions import as_array
@@ -244,6 +243,8 @@ def test_images_are_resized_and_cropped_as_torchvision_does_it(mode):
     pixels = rng.integers(0, 4096 if mode == "I;16" else 256, shape)
     picture = Image.fromarray(pixels.astype(np.uint16 if mode == "I;16" else np.uint8))
     assert picture.mode == mode
+    from torchvision.transforms import v2  # takes seconds to import
+
     steps = v2.Compose([v2.Resize(16), v2.CenterCrop(12)])
     expected = np.atleast_3d(np.asarray(steps(picture))).transpose(2, 0, 1)
     found = pixels_of(picture, ImageTransform(resize=16, crop=12))

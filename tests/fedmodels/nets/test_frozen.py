@@ -8,7 +8,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from torchvision import models
 
 import fedtide
 from fedmodels.config.experiment import Experiment
@@ -133,6 +132,8 @@ def test_an_adapter_begins_as_nothing_and_moves_as_the_product():
 def test_a_net_of_torchvision_begins_with_a_file_of_its_own_names(tmp_path):
     """The file is for 1000 classes: its head is left out."""
     with seeded(1):
+        from torchvision import models  # takes seconds to import
+
         published = models.get_model("mobilenet_v3_small", weights=None)
     file = tmp_path / "published.safetensors"
     save_file(published.state_dict(), file)

@@ -4,10 +4,9 @@ import warnings
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import lr_scheduler
-from torchvision.ops import sigmoid_focal_loss
 
 from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.training import LrSchedule, Training
@@ -234,14 +233,18 @@ def test_clipped_steps_are_torchs():
 
 # --- losses ---------------------------------------------------------------------------------------
 
+
+def focal(z: Tensor, y: Tensor) -> Tensor:
+    from torchvision.ops import sigmoid_focal_loss  # takes seconds to import
+
+    return sigmoid_focal_loss(z[:, 1] - z[:, 0], y.float(), -1, 1.5, "mean")
+
+
 LOSSES = [
     ({"label_smoothing": 0.2}, lambda z, y: cross_entropy(z, y, label_smoothing=0.2)),
     ({"class_weights": [1.0, 3.0]}, lambda z, y: cross_entropy(z, y, torch.tensor([1.0, 3.0]))),
     ({"class_weights": "balanced"}, lambda z, y: cross_entropy(z, y, torch.tensor([0.75, 1.5]))),
-    (
-        {"loss": "focal", "focal_gamma": 1.5},
-        lambda z, y: sigmoid_focal_loss(z[:, 1] - z[:, 0], y.float(), -1, 1.5, "mean"),
-    ),
+    ({"loss": "focal", "focal_gamma": 1.5}, focal),
 ]
 """Settings, and the same loss by torch; 4 and 2 of 6 labels weigh 6 / (2 * 4) and 6 / (2 * 2)."""
 
