@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fedmodels.nets.split import SplitNet, load_weights
 
 _KEPT: WeakKeyDictionary[SplitNet, dict[str, SplitNet]] = WeakKeyDictionary()
-_OF_SPLIT_NETS = {"frozen", "own_names", "parts", "normalises_batches"} | {
+_OF_SPLIT_NETS = {"frozen", "own_names", "parts", "normalises_batches", "is_wide"} | {
     "_still", "_slots", "_parameter_slots", "_packed", "_places",
 }  # fmt: skip
 """What any net finds out of its own modules."""

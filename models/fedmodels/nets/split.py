@@ -21,6 +21,9 @@ from fedmodels.errors import ConfigError, PayloadError, suggestion
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 
+WIDE = 1 << 20
+"""Weights of one convolution."""
+
 
 class SplitNet(nn.Module):
     """A feature extractor and a classifier: ``forward(x) = head(features(x))``.
@@ -141,6 +144,12 @@ class SplitNet(nn.Module):
         return tuple(self.modules())
 
     @cached_property
+    def is_wide(self) -> bool:
+        """Whether a convolution has so many weights that a processor prefers the plain layout."""
+        convolutions = (part for part in self.parts if isinstance(part, nn.Conv2d))
+        return any(part.weight.numel() > WIDE for part in convolutions)
+
+    @cached_property
     def normalises_batches(self) -> bool:
         """Whether a layer normalises over the batch in training, which needs two examples."""
         still = {id(part) for frozen in self._still for part in frozen.modules()}
@@ -205,8 +214,8 @@ class SplitNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the embeddings (B, d) of a batch (B, *input_shape)."""
-        if x.dim() == 4:  # convolutions are faster so, on CPUs too
-            x = x.to(memory_format=torch.channels_last)
+        if x.dim() == 4 and not (x.is_cpu and self.is_wide and not self.mixed_precision):
+            x = x.to(memory_format=torch.channels_last)  # convolutions are faster so
         return self.embedded(x)
 
     def embedded(self, x: Tensor) -> Tensor:
