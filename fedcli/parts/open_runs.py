@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ from fedmodels.config.combinations import part_at
 from fedmodels.errors import DataError, PayloadError, reason_of
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.wire import sections_off
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -26,6 +28,8 @@ class OpenRuns(ClientPart):
         """Begin before the first order."""
         super().__init__(client)
         self._spare = Spare()
+        self._off: tuple[str, ...] = ()
+        """Prefixes of what parts kept that are off by now."""
         self._began: int | None = None
         """The task of the last training, whose validation part was looked after."""
 
@@ -61,6 +65,8 @@ class OpenRuns(ClientPart):
         Raises:
             PayloadError: there were more than now.
         """
+        left = {n: t for n, t in state.weights.items() if not n.startswith(self._off)}
+        state = replace(state, weights=left) if self._off else state
         set_up, now = self.client.set_up, self.client.run.problem.num_classes
         if classes == now:
             return state
@@ -77,7 +83,9 @@ class OpenRuns(ClientPart):
         return growths[classes].client(self.client.client, state, set_up.owed)
 
     def follows(self, order: rpc.Order) -> None:
-        """Say when training data of earlier tasks may go."""
+        """Look at the parts of now, and say when training data of earlier tasks may go."""
+        is_changed = order.HasField("settings")
+        self._off = sections_off(self.client.experiment) if is_changed else ()
         if isinstance(self.client.client, int):
             self._spare.tell(order, self._keeps)
 

@@ -1,4 +1,4 @@
-"""What a client says of its work: scores in its report, and lines in its log.
+"""What a client says of its work: scores in its report, why it failed, and lines in its log.
 
 With ``--json`` the lines have figures.
 """
@@ -15,13 +15,17 @@ import torch
 from torch import Tensor
 
 from fedcli.runtime.client_part import Client, Scored
+from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined
 from fedmodels.numerics.metrics import VALIDATION
-from fedmodels.printable import event_of
+from fedmodels.printable import event_of, without_places
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.scoring import score
 from fedpb.v1 import coordinator_pb2 as rpc
 
+UNTOLD = "it could not do the order; its own log says why"
+"""What is told of a failure where noise hides a client: the error's text may tell of its data."""
 log = logging.getLogger(__name__)
 
 
@@ -58,6 +62,23 @@ def tell_scored(order: rpc.Order, report: rpc.Report) -> None:
     figures = ", ".join(f"{name} {value:.4g}" for name, value in found.items())
     line = f", round {order.round + 1}: scored {figures or 'nothing'}"
     tell("scored", order.client_id, line, order, task=order.task, accuracies=found)
+
+
+def told_of(client: Client, order: rpc.Order, error: Exception) -> str:
+    """Log why a client could not do an order; return it as it leaves: without paths."""
+    place = f"client {client.client}, interaction {order.interaction + 1}"
+    is_untold = client.hides
+    if isinstance(error, OrderDeclined):
+        log.warning("client %s trains no more: %s", client.client, error)
+        is_untold, why = False, f"{error.SAID}{error}"
+    elif isinstance(error, FedtideError):
+        log.error("%s: %s", place, error)
+        is_untold, why = is_untold and not isinstance(error, ConfigError | ArchiveError), str(error)
+    else:
+        log.exception("%s", place)
+        why = fault_in(client.method, error) or line_of(error)
+    places = client.data.directory.parent, client.states.path.parent
+    return UNTOLD if is_untold else without_places(why, places)
 
 
 def accuracies(report: rpc.Report) -> dict[str, float]:

@@ -7,37 +7,31 @@ the seams that are called here, and has no name here.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from fedcli.runtime.client_part import Client, Training
-from fedcli.runtime.reporting import add_score, tell, tell_scored, tell_trained
-from fedcli.runtime.setups import SetUp, classes_in
-from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined, PayloadError
+from fedcli.runtime.private_state import PrivateState
+from fedcli.runtime.reporting import add_score, tell, tell_scored, tell_trained, told_of
+from fedcli.runtime.setups import classes_in
+from fedmodels.errors import PayloadError
 from fedmodels.machine import end_if_signalled, peak_rss_bytes
 from fedmodels.nets.split import SplitNet
-from fedmodels.printable import without_places
 from fedmodels.shortages import is_passing, lacks_memory
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, state_digest
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ClientContext, Position
-from fedmodels.training.fault import fault_in, line_of
-from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.method import LocalResult
 from fedmodels.training.returned import check_upload
-from fedmodels.training.wire import sections_off
 from fedpb.v1 import coordinator_pb2 as rpc
 
 OBJECTS_BYTES = 64 << 10
 """What the Python objects of an open client take, about."""
 MEMORY_STEP = 64 << 20
 """A report gives peak memory in multiples of this: the exact figure tells of a client's data."""
-UNTOLD = "it could not do the order; its own log says why"
-"""What is told of a failure where noise hides a client: the error's text may tell of its data."""
 log = logging.getLogger(__name__)
 
 
@@ -73,18 +67,6 @@ class Result:
     failure: str = ""
 
 
-@dataclass(frozen=True)
-class Private:
-    """A client's private state as it is stored, by what it consists of."""
-
-    state: Bundle
-    """The method's own."""
-    learnt: Bundle
-    """That, with what parts keep and the run has learnt."""
-    kept: Weights
-    """What parts keep, by name with its prefix."""
-
-
 @dataclass
 class Worker(Client):
     """One client of a run, which does orders."""
@@ -94,15 +76,9 @@ class Worker(Client):
     def __post_init__(self, sibling: Client | None) -> None:
         """Begin before the first order."""
         super().__post_init__(sibling)
+        self.private = PrivateState(self)
         self._held: Result | None = None
-        self._fixed: tuple[SetUp, Bundle] | None = None
         self._committed = -1
-        self._looked_at, self._peak = -math.inf, 0
-
-    @property
-    def stateful(self) -> bool:
-        """Whether the client has a private state on the disk."""
-        return self.set_up.keeps or self.set_up.wire.keeps
 
     def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
         """Execute an order and return the result; None if the order was abandoned meanwhile.
@@ -127,28 +103,12 @@ class Worker(Client):
     def failed(self, order: rpc.Order, error: Exception) -> Result | None:
         """Return the result of an order that raised an error; call it in the ``except`` block."""
         end_if_signalled()
-        if lacks_memory(error):
-            raise error  # the process ends: others may need what it holds
-        if is_passing(error):
-            raise error  # who asked for it tries it again
+        if lacks_memory(error) or is_passing(error):
+            raise error  # the process ends: others may need what it holds; or it is tried again
         self.progress = Progress()  # it is no longer at work
         if isinstance(error, Abandoned):
             return None
-        if isinstance(error, OrderDeclined):
-            log.warning("client %s trains no more: %s", self.client, error)
-            return Result(order, Bundle(), rpc.Report(), self._told(f"{error.SAID}{error}"))
-        if isinstance(error, FedtideError):
-            log.error("client %s, interaction %d: %s", self.client, order.interaction + 1, error)
-            tells = not self.hides or isinstance(error, ConfigError | ArchiveError)
-            told = self._told(str(error)) if tells else UNTOLD
-            return Result(order, Bundle(), rpc.Report(), told)
-        log.exception("client %s, interaction %d", self.client, order.interaction + 1)
-        why = fault_in(self.method, error) or line_of(error)
-        return Result(order, Bundle(), rpc.Report(), UNTOLD if self.hides else self._told(why))
-
-    def _told(self, why: str) -> str:
-        """Return the reason of a failure as it leaves: without places on this machine."""
-        return without_places(why, (self.data.directory.parent, self.states.path.parent))
+        return Result(order, Bundle(), rpc.Report(), told_of(self, order, error))
 
     def woken(self) -> None:
         """Make ready for an order."""
@@ -174,9 +134,7 @@ class Worker(Client):
         self.stream.pass_over(order.set_aside)
         for part in self.parts:
             part.follows(order)
-        if self.stateful:
-            self.states.settle(order.base, order.committed)
-            self.states.prune(order.durable)
+        self.private.follow(order)
         rolled_back = order.committed < self._committed
         if rolled_back or (self._held and self._held.order.interaction <= order.committed):
             self._held = None
@@ -211,36 +169,6 @@ class Worker(Client):
             raise Abandoned
         now.epoch, now.batch = epoch, batch
 
-    # --- the private state ------------------------------------------------------------------------
-
-    def _private(self, order: rpc.Order) -> Private:
-        """Return the private state to start from; PayloadError for the evaluator, who has none."""
-        if not isinstance(self.client, int):
-            raise PayloadError("the evaluator has no private state to train with")
-        if not self.stateful:
-            return Private(self._fixed_state, self._fixed_state, {})
-        first = init_client(self.method, self.run, self.client)
-        stored = self.states.load(order.base, first)
-        if order.HasField("settings"):  # what a part kept that is off by now
-            stored, _ = _parted(stored, sections_off(self.experiment))
-        learnt, beside = _parted(stored, self.set_up.beside)
-        if not self.set_up.keeps:
-            return Private(self._fixed_state, self._fixed_state, beside)
-        if order.base >= 0:
-            classes = self.states.classes_of(order.base) or len(self.set_ups.classes)
-            for part in self.parts:
-                learnt = part.loaded(learnt, classes)
-        state, owed = _parted(learnt, self.set_up.owed)
-        return Private(state, learnt, {**owed, **beside})
-
-    @property
-    def _fixed_state(self) -> Bundle:
-        """The private state of a method that keeps none from one interaction to the next."""
-        assert isinstance(self.client, int)
-        if self._fixed is None or self._fixed[0] is not self.set_up:
-            self._fixed = self.set_up, init_client(self.method, self.run, self.client)
-        return self._fixed[1]
-
     # --- training ---------------------------------------------------------------------------------
 
     def _train(self, order: rpc.Order, payload: Bundle) -> Result:
@@ -259,13 +187,12 @@ class Worker(Client):
         """
         self._follow(order)
         held = self._held
-        state_is_there = not self.stateful or order.interaction in self.states.versions()
-        if held is not None and state_is_there and _same(held.order, order):
+        if held and self.private.has(order.interaction) and _same(held.order, order):
             return Result(order, held.upload, held.report)
         nets = self.set_up.nets
         while len(nets) <= place:
             nets.append(self.net.copy())
-        payload, private = self.set_up.wire.received(payload), self._private(order)
+        payload, private = self.set_up.wire.received(payload), self.private.at(order)
         self.stream.open(order.task)
         ctx = self._context(order, nets[place])
         half = Training(self.method, ctx, payload, private.state, order=order, kept=private.kept)
@@ -277,14 +204,14 @@ class Worker(Client):
         """Save the private state, and keep the upload until it is committed."""
         order, upload = half.order, done.upload
         check_upload(self.method, self.set_up.upload_spec, upload)
-        self._check_names(done.state)
+        self.private.check_names(done.state)
         report = half.report = rpc.Report(
             loss=done.loss if done.num_examples else 0.0,
             seconds=seconds,
             num_examples=done.num_examples,
             skipped_examples=half.ctx.skipped,
             extra=half.ctx.metrics,
-            peak_rss_bytes=self._peak_rss_bytes(),
+            peak_rss_bytes=-(-peak_rss_bytes() // MEMORY_STEP) * MEMORY_STEP,
         )
         for part in self.parts:
             part.charges(half)
@@ -296,11 +223,7 @@ class Worker(Client):
             upload = part.leaves(half, upload)
             part.reports(order, report)
         report.seconds = round(report.seconds, 2)
-        if self.stateful:
-            after = done.state
-            if half.sections:
-                after = replace(after, weights={**after.weights, **half.sections})
-            self.states.save(order.interaction, after)
+        self.private.save(order.interaction, done.state, half.sections)
         report.durable = self.states.durable
         self.progress = Progress()
         tell_trained(order, report, upload.num_bytes())
@@ -310,23 +233,6 @@ class Worker(Client):
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
 
-    def _check_names(self, state: Bundle) -> None:
-        """Check that no name of a method's private state is that of something a part keeps."""
-        sections = self.set_up.owed + self.set_up.beside
-        if taken := [name for name in state.weights if sections and name.startswith(sections)]:
-            raise ConfigError(
-                f"after_local of {type(self.method).__name__} keeps {taken[0]!r}, and the run "
-                "keeps something of its own under this name: give it another one"
-            )
-
-    def _peak_rss_bytes(self) -> int:
-        """Return the peak memory of this process, rounded up; measured once a second at most."""
-        now = time.monotonic()
-        if now - self._looked_at > 1.0:
-            self._peak = -(-peak_rss_bytes() // MEMORY_STEP) * MEMORY_STEP
-            self._looked_at = now
-        return self._peak
-
     # --- other orders -----------------------------------------------------------------------------
 
     def _evaluate(self, order: rpc.Order, payload: Bundle) -> Result:
@@ -335,7 +241,7 @@ class Worker(Client):
         report = rpc.Report(durable=self.states.durable)
         ctx = self._scoring_context(order)
         payload = self.set_up.wire.received(payload)
-        state = Bundle() if self.client == EVALUATOR else self._private(order).state
+        state = Bundle() if self.client == EVALUATOR else self.private.at(order).state
         for view in order.views:
             ctx.view, after = view, state
             if view == "global":
@@ -361,7 +267,7 @@ class Worker(Client):
         if self.client == EVALUATOR:
             return Result(order, Bundle(), rpc.Report())
         payload, ctx = self.set_up.wire.received(payload), self._scoring_context(order)
-        private = self._private(order)
+        private = self.private.at(order)
         ctx.view = "global" if local_view(self.method) == "global" else "after_downlink"
         self.method.load(ctx, payload, Bundle() if ctx.view == "global" else private.state)
         for part in self.parts:
@@ -372,15 +278,6 @@ class Worker(Client):
         for part in self.parts:
             part.reports(order, report)
         return Result(order, Bundle(), report)
-
-
-def _parted(stored: Bundle, sections: tuple[str, ...]) -> tuple[Bundle, Weights]:
-    """Return a stored state without what is kept under these prefixes, and that by name."""
-    if not sections:
-        return stored, {}
-    apart = {name: t for name, t in stored.weights.items() if name.startswith(sections)}
-    rest = {name: t for name, t in stored.weights.items() if name not in apart}
-    return (replace(stored, weights=rest) if apart else stored), apart
 
 
 def _same(one: rpc.Order, other: rpc.Order) -> bool:

@@ -96,7 +96,7 @@ def test_a_worker_goes_on_with_new_classes_and_back(data, tmp_path, synced):
     state, facts = load(one.states.path / "state-00000001.safetensors")
     assert facts["classes"] == "4"
     assert state.weights["head/weight"].shape == (4, 4)
-    begun = one._private(order_of(base=0, new_classes=NEW)).learnt.weights["head/weight"]
+    begun = one.private.at(order_of(base=0, new_classes=NEW)).learnt.weights["head/weight"]
     before = load(one.states.path / "state-00000000.safetensors")[0].weights["head/weight"]
     assert torch.equal(begun[:2], before)
     one.states.save_personal(*described(one, one.net, "after_downlink", 1))
