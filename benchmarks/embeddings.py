@@ -15,7 +15,7 @@ import torch
 from benchmarks.measure import parser_of
 from fedcli.data.store.client_data import GlobalTest
 from fedcli.data.store.stream import global_test_tensors
-from fedcli.parts.pictures import draw
+from fedcli.parts.drawing import draw
 from fedmodels.errors import DataError
 from fedmodels.nets.split import embeddings
 from fedmodels.nets.trained import TrainedModel

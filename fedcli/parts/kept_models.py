@@ -7,12 +7,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedcli.runtime.client_part import Client, ClientPart, Scored
 from fedcli.runtime.state import PERSONAL
-from fedmodels.config.columns import OTHER
-from fedmodels.config.transforms import TableTransform, parse_transform, without_mark
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import KEY, SEEN, ModelFacts, header_of
@@ -109,7 +107,7 @@ def described(
     facts = ModelFacts(
         asked.name, asked.options(), file.input_shape, data.num_classes, file.scale,
         file.mean, file.std, data.class_names, client.method.name, view, round,
-        client.method.rules[0], asked.code_sha256 or "", without_mark(file.transform),
+        client.method.rules[0], asked.code_sha256 or "", _transform(file.transform),
         _ranges(client), merged=client.run.merged,
     )  # fmt: skip
     found = _calibration(client, net)
@@ -136,14 +134,24 @@ def _calibration(client: Client, net: SplitNet) -> Calibration | None:
     return calibrated(net, found, client.run.merged)
 
 
+def _transform(facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Return a transform without what was read last, which is nothing of a model."""
+    return facts and {key: value for key, value in facts.items() if key != "mark"}
+
+
 def _ranges(client: Client) -> Sequence[Sequence[float]]:
     """Return the plausible range of each column of a table; none where noise hides something.
 
     A level of a category may be rare, and is plausible all the same.
     """
     data = client.data
+    if client.experiment.privacy is not None or data.file.transform is None:
+        return ()
+    from fedmodels.config.columns import OTHER
+    from fedmodels.config.transforms import TableTransform, parse_transform
+
     how = parse_transform(data.file.transform, data.directory)
-    if client.experiment.privacy is not None or not isinstance(how, TableTransform):
+    if not isinstance(how, TableTransform):
         return ()
     columns = how.columns
     levels = {

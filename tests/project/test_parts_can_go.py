@@ -84,7 +84,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"is_robust|fedmodels\.reductions|parts\.robust|RobustRules",
         """
         fedmodels/config/combinations.py fedmodels/config/open_changes.py
-        fedmodels/config/privacy.py fedmodels/tensors/declared_counts.py
+        fedmodels/config/privacy.py
         """,
     ),
     "odd uploads, exclusion": (
@@ -183,7 +183,14 @@ OF_OPEN_RUNS = """
     fedsrv.parts.open_admission fedsrv.parts.open_buffer fedsrv.parts.open_plan
     fedsrv.parts.open_wishes fedsrv.parts.stages fedtide.open_runs
 """
-CLOSURE = 122
+OF_DATA_AND_PICTURES = """
+    fedcli.data.folders fedcli.data.image_files fedcli.parts.drawing fedmodels.charts
+    fedmodels.config.columns fedmodels.config.recipe fedmodels.config.transforms fedmodels.own_code
+    fedmodels.techniques.server_memory
+"""
+"""What tables, images, code of one's own, and methods with pictures need."""
+PROGRAMS = ["fedsrv.coordinator", "fedcli.runtime.host", "fedmodels.methods.fedavg"]
+CLOSURE = 125
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys
@@ -258,9 +265,15 @@ def loaded(modules: Iterable[str]) -> set[str]:
 
 def test_a_plain_run_loads_few_modules_and_none_of_options():
     """Lower the bound where fewer are loaded; raise it for what every run needs."""
-    plain = loaded(["fedsrv.coordinator", "fedcli.runtime.host", "fedmodels.methods.fedavg"])
+    plain = loaded(PROGRAMS)
     assert plain & {*OF_OPTIONS.split(), *OF_OPEN_RUNS.split()} == set()
     assert 0.9 * CLOSURE < len(plain) <= CLOSURE
+
+
+def test_parts_that_are_always_there_load_nothing_for_tables_images_or_charts():
+    """A plain run has their modules as well, and a process of clients how it joins."""
+    always = [place.partition(":")[0] for place, is_on in HALVES if is_on]
+    assert loaded([*PROGRAMS, "fedcli.joining", *always]) & {*OF_DATA_AND_PICTURES.split()} == set()
 
 
 @pytest.mark.parametrize("part", NAMED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.embeddings import picture
 from benchmarks.fid import distance, fid
 from benchmarks.prototype_convergence import distances
-from fedcli.parts.pictures import draw
+from fedcli.parts.drawing import draw
 from fedtide.inprocess import launch_in_process
 from tests.conftest import tiny_experiment
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcli.data.folders import TABLE_ENDS, ending, files_below
-from fedcli.data.image_files import ENDS, is_image
 from fedcli.data.store.client_data import ABOUT, STORE, TABLE, has_grown
 from fedmodels.config.data import Data
 from fedmodels.resolution import received_data
@@ -16,8 +14,6 @@ from fedmodels.resolution import received_data
 CUT_FILE = "cut.json"
 """File beside a directory that was cut of a client's own files: the run's ``[data]``, its seed, and
 what stood in for the files then."""
-READ = (*TABLE_ENDS, *ENDS, ".npy", ".arrow", ".zip")
-"""How the names of files end that a site may bring."""
 How = tuple[Data, int]
 """How a site's files are cut: the run's ``[data]``, and its seed."""
 
@@ -32,7 +28,11 @@ def is_cut(data: Path) -> bool:
     known = (data / "client.json", data / TABLE, data / STORE, data / "global-test")
     if any(path.exists() for path in known) or any(data.glob("*/client.json")):
         return True
-    return not any(ending(path) in READ or is_image(path) for path in files_below(data))
+    from fedcli.data.folders import TABLE_ENDS, ending, files_below
+    from fedcli.data.image_files import ENDS, is_image
+
+    read = (*TABLE_ENDS, *ENDS, ".npy", ".arrow", ".zip")
+    return not any(ending(path) in read or is_image(path) for path in files_below(data))
 
 
 def cut_before(cache: Path, client: int, how: How | None = None) -> Path | None:

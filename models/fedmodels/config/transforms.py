@@ -73,11 +73,6 @@ class TableTransform(_Transform):
 Transform = ImageTransform | TableTransform
 
 
-def without_mark(facts: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return a transform without what was read last, which is nothing of a model."""
-    return facts and {key: value for key, value in facts.items() if key != "mark"}
-
-
 def image_transform(data: Data) -> ImageTransform:
     """Return how a config says that an image becomes pixels."""
     given = {key: getattr(data, key) for key in OF_IMAGES}

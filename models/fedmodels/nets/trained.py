@@ -17,13 +17,11 @@ from torch import Tensor, nn
 
 from fedmodels.code_names import is_own
 from fedmodels.config.combinations import part_at
-from fedmodels.config.transforms import channels_in
 from fedmodels.data_description import ProblemFile, channel_axis, first_fault
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.metrics import as_one
-from fedmodels.own_code import own_name
 from fedmodels.printable import printable
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
@@ -105,7 +103,7 @@ class ModelFacts:
         """Return for each raw input (n, *input_shape) which columns are far from training."""
         if not self.ranges or not len(x):
             return [""] * len(x)
-        names = channels_in(self.transform)
+        names = part_at("fedmodels.config.transforms:channels_in")(self.transform)
         axis = 1 + channel_axis(tuple(self.input_shape))
         cells = np.moveaxis(x, axis, -1).reshape(len(x), -1, x.shape[axis]).astype(np.float64)
         if cells.shape[2] != len(self.ranges):
@@ -221,6 +219,7 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.facts = facts
         if is_own(facts.net):
+            own_name = part_at("fedmodels.own_code:own_name")
             own_name(facts.net, "net", facts.code_sha256 or None, None)
         shape = tuple(facts.input_shape)
         self.net: SplitNet = make_net(

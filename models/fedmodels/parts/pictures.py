@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from fedmodels.nets.split import embeddings
-from fedmodels.techniques import server_memory
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ClientContext
@@ -56,6 +55,8 @@ def _replayed(
 def _remembered(
     method: Any, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
 ) -> Pictures:
+    from fedmodels.techniques import server_memory
+
     return server_memory.picture_of(ctx, payload, method.recalled)
 
 

@@ -2,7 +2,7 @@
 
 A spec fixes names, dtypes and shapes before memory is allocated. The checks here concern values: a
 label is used as an index, a count as a share, a version tells old from new. The bounds on numbers
-keep sums finite. Against plausible values that poison a model there is :mod:`fedmodels.reductions`.
+keep sums finite. Against plausible values that poison a model there is docs/robustness.md.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedcli.parts.pictures import draw
+from fedcli.parts.drawing import draw
 from fedmodels.numerics.prototypes import drift
 from fedmodels.tensors.bundle import Prototypes
 from fedmodels.training.pictures import Gallery, PrototypeMap
@@ -117,7 +117,7 @@ def test_a_picture_that_cannot_be_drawn_costs_nothing(digits, tmp_path, monkeypa
     def refuse(picture, path, class_names):
         raise OSError("disk full")
 
-    monkeypatch.setattr("fedcli.parts.pictures.draw", refuse)
+    monkeypatch.setattr("fedcli.parts.drawing.draw", refuse)
     without = run_in_process(experiment, digits, tmp_path / "again")
     assert without["state_sha256"] == drawn["state_sha256"]
     assert "client 1 drew no picture: disk full" in caplog.text
