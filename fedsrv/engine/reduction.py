@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fedmodels.errors import FedtideError, PayloadError, TooFewClients
-from fedmodels.tensors.aggregation_rule import MEAN
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights, check_finite
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.tensors.weighted_mean import RunningMean
@@ -220,7 +219,7 @@ def _behind(
 
     Where several uploads all fail for one reason, the fault is the method's, and none is returned.
     """
-    alone = {c: _failure(method, ctx, state, uploads.of({c}, MEAN)) for c in uploads}
+    alone = {c: _failure(method, ctx, state, uploads.alone(c)) for c in uploads}
     behind = {c: why for c, why in alone.items() if why}
     if behind:
         same = len(behind) == len(uploads) > 1 and len({*behind.values()}) == 1

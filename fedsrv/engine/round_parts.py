@@ -17,10 +17,11 @@ from fedmodels.errors import PayloadError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.aggregation_rule import MEAN, Facts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerContext, ServerState
 from fedmodels.training.fault import name_faults
-from fedmodels.training.hooks import as_uploads, broadcast, evaluation, init_client, init_server
+from fedmodels.training.hooks import broadcast, evaluation, init_client, init_server
 from fedmodels.training.method import Payload
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
@@ -229,7 +230,10 @@ class RoundParts:
         sent = {c: r.upload for c, r in results.by_client.items() if isinstance(c, int)}
         seed = derive_seed(self.experiment.seed, "rule", ctx.interaction, "method")
         facts = Facts(seed, ctx.interaction, _given(state) if self.rule.reads_each else Bundle())
-        uploads = as_uploads(self.method, sent, results.mean, self.rule, facts, results.sums)
+        uploads = Uploads(
+            sent, self.method.count, self.method.reduction, results.mean, self.rule, facts,
+            results.sums,
+        )  # fmt: skip
         for one in self.options:
             uploads = one.uploads(at, uploads)
         if not uploads:

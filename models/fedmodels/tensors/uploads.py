@@ -233,13 +233,16 @@ class Uploads(Mapping[int, Bundle]):
             self._shares[level] = shares
         return found
 
-    def of(
-        self, clients: Mapping[int, object] | set[int], rule: AggregationRule | None = None
-    ) -> Uploads:
+    def of(self, clients: Mapping[int, object] | set[int]) -> Uploads:
         """Return the uploads of some of the clients; only where they were not folded."""
         assert not self.is_folded, "nobody can be taken out of a folded mean"
         sent = {c: upload for c, upload in self._sent.items() if c in clients}
-        return Uploads(sent, self._count, self._reduction, None, rule or self._rule, self._facts)
+        return Uploads(sent, self._count, self._reduction, None, self._rule, self._facts)
+
+    def alone(self, client: int) -> Uploads:
+        """Return the upload of one client, which is its own mean; as :meth:`of`."""
+        assert not self.is_folded, "nobody can be taken out of a folded mean"
+        return Uploads({client: self._sent[client]}, self._count, self._reduction)
 
 
 class _Unread(Mapping[str, Any]):

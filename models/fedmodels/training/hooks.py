@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
@@ -18,9 +18,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
-from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule, Facts
-from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.tensors.uploads import Summed, Uploads
+from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import Metrics, ServerContext, ServerState
 from fedmodels.training.method import Method, Payload
@@ -145,16 +144,9 @@ def not_by_rule(method: Method) -> ConfigError:
     )
 
 
-def as_uploads(
-    method: Method,
-    sent: Mapping[int, Bundle],
-    folded: Weights | None = None,
-    rule: AggregationRule = MEAN,
-    facts: Facts | None = None,
-    sums: Sequence[Summed] | None = None,
-) -> Uploads:
-    """Return uploads as ``aggregate`` and ``finish`` get them."""
-    return Uploads(sent, method.count, method.reduction, folded, rule, facts, sums)
+def as_uploads(method: Method, sent: Mapping[int, Bundle]) -> Uploads:
+    """Return uploads as ``aggregate`` and ``finish`` get them, where the rule is the mean."""
+    return Uploads(sent, method.count, method.reduction)
 
 
 def init_client(method: Method, run: RunFacts, client: int) -> Bundle:

@@ -17,6 +17,7 @@ from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.declared_counts import DeclaredCounts
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
@@ -220,7 +221,7 @@ def test_rules_measure_from_what_a_model_was_trained_from(name):
     result = trained(experiment, state, 0, ([1.0], [0]), ([1.0], [1]))
     method, ctx = method_of(experiment), server_at(experiment, 1)
     facts = Facts(given=method.broadcast(ctx, state)[0])
-    uploads = as_uploads(method, {0: result.upload}, rule=rule, facts=facts)
+    uploads = Uploads({0: result.upload}, method.count, method.reduction, rule=rule, facts=facts)
     assert slopes(reduce(method, ctx, state, uploads)[0]) == pytest.approx(
         {"model0": 1.1192030, "model1": 0.5596015}, abs=1e-6
     )

@@ -68,7 +68,9 @@ def test_a_mean_hides_single_weights_in_memory_or_not(is_folded):
     whole = sent((1.0, 1.0), (5.0, 3.0))
     rests = {c: replace(u, weights={}) for c, u in whole.items()}
     mean = {"w": torch.tensor([4.0])}
-    uploads = as_uploads(FedAvg(), rests, mean) if is_folded else as_uploads(FedAvg(), whole)
+    uploads = as_uploads(FedAvg(), whole)
+    if is_folded:
+        uploads = Uploads(rests, FedAvg().count, "mean", mean)
     assert reduce(FedAvg(), uploads) == [4.0]
     assert uploads[1].scalars == {"num_examples": 3.0}
     for read in (len, list, lambda weights: weights["w"]):

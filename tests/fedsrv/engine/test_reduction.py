@@ -12,7 +12,7 @@ import torch
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle, Problem
-from fedmodels.tensors.uploads import Reduction
+from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import START, Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.run import RunFacts
@@ -50,7 +50,9 @@ def reduce(values, needed=1, folded=None):
     }
     before = ServerState(Bundle({"w": torch.zeros(2)}))
     method = Fragile()
-    return reduced(method, ctx, before, as_uploads(method, uploads, folded), needed)
+    return reduced(
+        method, ctx, before, Uploads(uploads, method.count, method.reduction, folded), needed
+    )
 
 
 def mean_of(found):

@@ -11,8 +11,8 @@ from fedmodels.errors import ConfigError, TooFewClients
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.reductions.rule import RobustRule
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ServerState
-from fedmodels.training.hooks import as_uploads
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
@@ -88,7 +88,7 @@ def test_what_a_rule_cannot_serve_is_refused_at_once(tables, line):
 def test_a_round_with_too_few_uploads_fails_in_a_line():
     """A client without examples counts nothing, which no config tells."""
     sent = {c: Bundle({"w": torch.ones(1)}, scalars={"num_examples": float(c)}) for c in range(3)}
-    uploads = as_uploads(FedAvg(), sent, rule=RobustRule(Reduction(**ROBUST)))
+    uploads = Uploads(sent, FedAvg().count, "mean", rule=RobustRule(Reduction(**ROBUST)))
     ctx = server_context(RunFacts(tiny_experiment(), Problem((1, 8, 8), 10)), 0, (0, 1, 2))
     with pytest.raises(TooFewClients, match="needs 3 uploads that count, and interaction 1 has 2"):
         reduced(FedAvg(), ctx, ServerState(Bundle({"w": torch.zeros(1)})), uploads, 1)
