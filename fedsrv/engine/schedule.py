@@ -9,10 +9,11 @@ import numpy as np
 
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.schedule import Stage, Task
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.tensors.bundle import ClientId
-from fedmodels.training.contexts import Position, Stage, Task
+from fedmodels.training.contexts import Position
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.schedule import Stage, Task
 from fedmodels.numerics.metric_names import CHOSEN, DEFINITIONS, OF_FIGURE, is_written_by_runs
 from fedmodels.numerics.metrics import (
     best_round,
@@ -166,7 +167,7 @@ def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, flo
     received = "after_downlink" if is_scored_in(records, "after_downlink") else "global"
     for moment, view in (("received", received), ("trained", "after_local")):
         for part, key in (("", "accuracy"), ("_minority", "minority")):
-            series: dict[int, list[float]] = {}
+            series: dict[Stage, list[float]] = {}
             for record in records:
                 rows = [record.get("clients", {}).get(str(c), {}) for c in record["cohort"]]
                 views = [row["views"][view] for row in rows if view in row.get("views", {})]
@@ -216,16 +217,17 @@ def _ends_of_tasks_are_scored(records: Sequence[Record]) -> bool:
 def accuracy_lost(records: Sequence[Record], local_view: str) -> np.ndarray[Any, Any]:
     """Return L (T, T): accuracy on task j after the last round of task i, minus that at the end.
 
-    Each entry is the mean over the clients that have both figures, so that no client's model is
-    compared with another's: where rounds select clients, not all are scored after each task. It is
-    everyone's model where no client is scored in the view. An entry without such a client is NaN.
+    All clients are on one task at a time. Each entry is the mean over the clients that have both
+    figures, so that no client's model is compared with another's: where rounds select clients, not
+    all are scored after each task. It is everyone's model where no client is scored in the view. An
+    entry without such a client is NaN.
     """
     view = local_view if is_scored_in(records, local_view) else "global"
-    last: dict[int, dict[str, dict[int, float]]] = {}
+    last: dict[Task, dict[str, dict[int, float]]] = {}
     for record in records:
         rows = record.get("clients", {})
         if any(has_tasks(row, view) for row in rows.values()):
-            last[record["task"]] = {c: by_task(row, view) for c, row in rows.items()}
+            last[Task(record["task"])] = {c: by_task(row, view) for c, row in rows.items()}
     tasks = sorted(last)
     matrix = np.full((len(tasks), len(tasks)), np.nan)
     for i, after in enumerate(tasks):

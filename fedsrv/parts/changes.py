@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.schedule import Task
 from fedmodels.numerics import change
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.engine.summary import Figures, by_task, has_tasks, is_scored_in
@@ -82,13 +83,14 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
     return out
 
 
-def _present_task(record: Record, client: str, view: str) -> int | None:
+def _present_task(record: Record, client: str, view: str) -> Task | None:
     """Return the task of a client in a record of all clients' task; its last one if it has fewer.
 
     None where the record does not say it.
     """
+    of_all = Task(record["task"])
     if int(client) in record["cohort"]:
-        return record["task"]
+        return of_all
     seen = record["clients"][client].get("views", {}).get(view, {})
     tasks = seen.get("first_task", 0) + len(seen.get("tasks") or ())
-    return min(record["task"], tasks - 1) if tasks else None
+    return min(of_all, Task(tasks - 1)) if tasks else None

@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedmodels.config.schedule import Task
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift_numbers import Words
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
-from fedmodels.training.contexts import Task
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart

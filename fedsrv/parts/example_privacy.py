@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fedmodels.config.schedule import Task
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.privacy.coverage import assumptions, check_allowed
-from fedmodels.training.contexts import Task
 from fedmodels.training.private_steps import check_hides_examples
 from fedmodels.training.private_uploads import contributions
 from fedsrv.engine.client_profile import clients_text

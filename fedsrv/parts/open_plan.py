@@ -18,11 +18,11 @@ from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.open_changes import changed
+from fedmodels.config.schedule import Stage, Task
 from fedmodels.errors import ConfigError
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.asked import check_announcement
-from fedmodels.training.contexts import Stage, Task
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts

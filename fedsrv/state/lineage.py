@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedmodels.config.schedule import Task
 from fedmodels.errors import ArchiveError
 from fedsrv.state.record import Record, of_parts, trained_in
 from fedsrv.state.run_directory import reading
 
 FILE = "lineage.json"
-Moves = dict[int, tuple[list[int], list[int]]]
+Moves = dict[int, tuple[list[int], list[Task]]]
 """Of an open run, by client: the interactions in which it went on to a task, and these tasks."""
 
 
@@ -30,7 +31,7 @@ class Share:
     """What one client added to a version."""
 
     client: int
-    tasks: tuple[int, ...]
+    tasks: tuple[Task, ...]
     """The tasks whose data it trained on, ascending."""
     rows: int | None
     """Its training examples; None where they are not told."""
@@ -56,7 +57,7 @@ class Origin:
     """What one client gave to a version and to all before it, by task."""
 
     client: int
-    task: int
+    task: Task
     times: int = 0
     """How often an upload of it counted."""
     rows: int | None = 0
@@ -83,7 +84,7 @@ class Lineage:
         if not any(version.interaction == interaction for version in self.versions):
             last = self.versions[-1].interaction + 1 if self.versions else 0
             raise ArchiveError(f"there is no version {interaction + 1}: the run has 1 to {last}")
-        found: dict[tuple[int, int], Origin] = {}
+        found: dict[tuple[int, Task], Origin] = {}
         for version in self.versions[: interaction + 1]:
             for share in version.shares:
                 for task in share.tasks:
@@ -157,11 +158,11 @@ def _shares(
             interactions, tasks = moves[client]
             task = tasks[bisect_right(interactions, ordered) - 1]
         else:
-            task = int(records[ordered]["task"])
+            task = Task(int(records[ordered]["task"]))
         rows = record["clients"].get(str(client), {}).get("num_examples")
         known = None if rows is None else int(rows)
         all_of_them = range(task + 1) if accumulates else (task,)
-        trained = tuple(one for one in all_of_them if (client, one) not in gone)
+        trained = tuple(Task(one) for one in all_of_them if (client, one) not in gone)
         yield Share(client, trained, known, ordered)
 
 
@@ -172,7 +173,7 @@ def _moves(growths: Sequence[Mapping[str, Any]]) -> Moves:
         for client, number in growth["tasks"]:
             interactions, tasks = found.setdefault(int(client), ([], []))
             interactions.append(int(growth["interaction"]))
-            tasks.append(int(number) - 1)
+            tasks.append(Task(int(number) - 1))
     return found
 
 

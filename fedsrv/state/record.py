@@ -8,6 +8,8 @@ as it came, with what another version of fedtide put into it.
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
+from fedmodels.config.schedule import Stage
+
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
 own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
@@ -52,7 +54,8 @@ class Record(TypedDict):
 
     round: int
     interaction: int
-    task: int
+    task: Stage
+    """The stage of an open run; of any other run the task that all clients are on."""
     cohort: list[int]
     """The clients whose uploads count, ascending."""
     definitions: NotRequired[int]

@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 
 from benchmarks.secure_sum import World
+from fedmodels.config.schedule import Stage, Task
 from fedmodels.methods import make
 from fedmodels.secure_sum import keys
 from fedmodels.tensors.bundle import Problem
-from fedmodels.training.contexts import Stage, Task
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NewType
 
 from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import Count, Place, PositiveCount, StrictTable
 
+Task = NewType("Task", int)
+"""A task of one client, from 0: what it trains on."""
+Stage = NewType("Stage", int)
+"""What a run counts in place of tasks: a stage of an open run, whose clients are on tasks of their
+own. In any other run all clients are on the task of that number."""
 TASKS_IN_TURN = (
     'open = true needs order = "tasks_outer" or "asynchronous", not {!r}: a client goes from one '
     "task to the next, and earlier data may be gone"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, NewType, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -226,13 +226,6 @@ class ClientContext(Context):
     def secret_normal(self, content: Tensor, purpose: str) -> Tensor:
         """Return N(0, 1) numbers to blur ``content``; nobody else can draw them again."""
         return self.secret().normal(content, f"{self.interaction}/{purpose}")
-
-
-Task = NewType("Task", int)
-"""A task of one client, from 0: what it trains on."""
-Stage = NewType("Stage", int)
-"""What a run counts in place of tasks: a stage of an open run, whose clients are on tasks of their
-own. In any other run all clients are on the task of that number."""
 
 
 @dataclass(frozen=True)
