@@ -93,6 +93,7 @@ def test_what_watches_a_demo_reads_files_that_are_there(services):
     assert scraped["rule_files"] == ["alerts.yml"]
     ((target,),) = [one["static_configs"][0]["targets"] for one in scraped["scrape_configs"]]
     assert target == "coordinator:9100"
+    assert services["coordinator"]["hostname"] == "coordinator", "the page refuses other names"
     assert "--metrics-port 0.0.0.0:9100" in services["coordinator"]["command"][0]
     source = safe_load((DEPLOY / "grafana" / "prometheus.yml").read_text())
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
