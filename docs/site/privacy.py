@@ -66,6 +66,8 @@ MEANINGS = {
     r"weights/correct": "how many of these each model gets right, exactly",
     r"scalars/model": "the number of the model that fits best",
     r"scalars/drifted": "whether no model fits any more",
+    r"weights/grads/…": "gradients of a small net that everybody knows, one set for each class of "
+    "a new task: an example of each class, changed a little, is rebuilt from them",
     r"weights/generator/…": "a net that makes inputs like the client's, of its classes",
     r"weights/source/…": "what tells the client's inputs from generated ones",
     r"weights/flow/…": "a density of the client's features by class: it can be asked how likely a "

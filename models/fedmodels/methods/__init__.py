@@ -22,7 +22,7 @@ _NAMES = (
     "fedbn", "fedbabu", "pfedme", "fedproto", "gldp", "fedali", "moon", "fedpac", "fedntd", "creff",
     "fedic", "fedmlp", "pfedgrp", "fedavg-replay", "pfedgraph", "pfedgraph-replay", "fedem",
     "fedcil", "af-fcl", "mfcl", "target", "ifca", "feddyn",
-    "lg-fedavg", "feddrift", "feddrift-eager", "fedala", "flash", "per-fedavg", "fedtgp",
+    "lg-fedavg", "feddrift", "feddrift-eager", "fedala", "flash", "per-fedavg", "fedtgp", "glfc",
 )  # fmt: skip
 _MODULES = {name: name.replace("-", "_") for name in _NAMES} | {
     "pfedgraph-replay": "pfedgraph", "feddrift-eager": "feddrift"

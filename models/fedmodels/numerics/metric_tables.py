@@ -443,6 +443,14 @@ REPORTED = (
     _share("clients_drifted", "clients that no model fits", "they begin a new one", "FedDrift"),
     _number("models_kept", "models on the server", "after the round", "FedDrift"),
     _number("models_merged", "models merged", "went into another one in the round", "FedDrift"),
+    _share(
+        "task_transitions", "clients that met a new task",
+        "as they tell by the entropy of predictions", "GLFC",
+    ),
+    _share(
+        "proxy_accuracy", "accuracy on rebuilt prototypes",
+        "of the mean model, by which the server chooses old models", "GLFC",
+    ),
     _share("alpha", "mixing weight", "weight of the private model in the mixture", "APFL"),
     _number("flow_loss", "loss of the flow", "per dimension, of the last step", "AF-FCL", "real"),
     _number("flow_density", "density of embeddings", "mean over a batch, last step", "AF-FCL"),

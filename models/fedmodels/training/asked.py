@@ -91,8 +91,10 @@ def global_weights(method: Method, common: Bundle) -> Weights:
     return found
 
 
-TELLS = dict.fromkeys(("af-fcl", "fedcil", "pfedgrp", "fedavg-replay", "pfedgraph-replay"), True)
-"""Methods whose server half reads ``ctx.labels``, or whose clients report figures by class."""
+TELLS = dict.fromkeys(
+    ("af-fcl", "fedcil", "pfedgrp", "fedavg-replay", "pfedgraph-replay", "glfc"), True
+)
+"""Methods whose server half reads ``ctx.labels``, or whose clients tell something of each class."""
 
 
 def check_announcement(method: Method, run: RunFacts) -> None:

@@ -69,6 +69,7 @@ SMALL: dict[str, dict[str, object]] = {
     },
     "fedic": {"fine_tuning_steps": 5, "calibration_steps": 5, "distillation_steps": 5},
     "af-fcl": {"flow_hidden": 8},
+    "glfc": {"r_h": 0.5, "memory": 20, "perturb_steps": 2, "rebuild_steps": 1, "images": 1},
     "fedcil": {"iterations": 2, "md_iter": 2, "generator_width": 2, "replay_batch": 8},
 }
 """Hyper-parameters that make a method fast enough for so many runs, by name."""

@@ -27,7 +27,7 @@ WHY = {
     "pfedgrp": "needs every upload by itself: each client's model is mixed",
     "fedtgp": "needs every upload by itself: each client's prototypes train the global ones",
     "ifca": "needs every upload by itself", "feddrift": "needs every upload by itself",
-    "feddrift-eager": "needs every upload by itself",
+    "feddrift-eager": "needs every upload by itself", "glfc": "needs every upload by itself",
     "local": "uploads neither weights nor prototypes",
 }  # fmt: skip
 NETS = {"fedali", "fedbn"}

@@ -1,0 +1,364 @@
+"""GLFC — Dong, Wang, Fang, Sun, Xu, Wang, Zhu, Federated Class-Incremental Learning, CVPR 2022.
+https://arxiv.org/abs/2203.11473. Formulas are those of the authors' code,
+https://github.com/conditionWang/FCIL, as no text of the paper was at hand.
+
+    paper, code            here                          paper, code          here
+    Theta^t                common                        M_l, exemplars       "memory", by place
+    Theta^{t-1}, Theta^t   own "last/…", "best/…"        H, r_h               "entropy", r_h
+    G_i / mean of G        compensation                  Gamma, encode_model  encoder
+    L_GC, L_RD             compensated, the loss         S_P, monitor set     own "proxy/…"
+
+A head has all K columns from the start. Deviations: docs/methods/glfc.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize, one_hot
+
+from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
+from fedmodels.devices import to_device
+from fedmodels.errors import PayloadError
+from fedmodels.methods import register
+from fedmodels.methods.fedavg import FedAvg
+from fedmodels.nets.split import SplitNet, embed
+from fedmodels.numerics.randomness import derive_seed, seeded
+from fedmodels.techniques.continual import mask_of
+from fedmodels.techniques.datafree import freeze
+from fedmodels.techniques.server_memory import with_classes
+from fedmodels.tensors.bundle import Bundle, ClientId, Histogram, Weights
+from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
+from fedmodels.tensors.declared_counts import DeclaredCounts, TrainsOn
+from fedmodels.tensors.roles import of_role, part_of, under, without
+from fedmodels.tensors.uploads import Reduction, Uploads
+from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.method import Payload, Reduced
+from fedmodels.training.run import RunFacts
+from fedmodels.training.stepped import Batch, Output
+
+LAST, BEST, KNOWN, PROXY, GRADS = "last", "best", "known", "proxy", "grads"
+MEMORY = "memory"
+Examples = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a client found before it trains, and what its loss refers to."""
+
+    entropy: float
+    """H, of the received model on the task's examples."""
+    is_transition: bool
+    memory: Tensor  # (m, 2) int64, task and place of each exemplar, class by class
+    exemplars: Examples
+    learnt: Tensor  # (K,) bool, the classes in memory: old ones
+    old: SplitNet | None
+    known: Tensor  # (K,) bool, the classes that the old model was trained on
+
+
+@register("glfc")
+class GLFC(FedAvg):
+    """Old classes weigh like new ones, and an old model that the server chose is distilled."""
+
+    citation: ClassVar[str] = "Dong et al., CVPR 2022"
+    reduction: ClassVar[Reduction] = "each"
+    trains_on: ClassVar[TrainsOn] = "history"
+
+    memory: Count = 2000
+    """Exemplars of old classes that a client trains on at most."""
+    r_h: NonNegative = 1.2
+    """By how much the entropy of predictions must rise from one training to the next for a new
+    task."""
+    kd: Annotated[float, Field(ge=0, le=1)] = 0.5
+    """lambda_2, the weight of L_RD where there is an old model; L_GC has the rest."""
+    perturb_steps: Count = 50
+    """Steps that change a prototype before its gradient is sent."""
+    perturb_lr: Positive = 0.2
+    """Their learning rate; the authors' code has a tenth of the training's."""
+    rebuild_steps: PositiveCount = 250
+    """Iterations of L-BFGS by which the proxy rebuilds a prototype from its gradient."""
+    images: PositiveCount = 20
+    """Of these iterations, the last ones whose images the proxy keeps."""
+    weighting: Literal["examples", "uniform"] = "uniform"
+
+    def global_weights(self, common: Bundle) -> Weights:
+        return without(common.weights, LAST, BEST, KNOWN)
+
+    # --- server half: the proxy ------------------------------------------------------------------
+
+    def init_server(self, run: RunFacts) -> ServerState:
+        nobody = torch.zeros(run.problem.num_classes, dtype=torch.int32)
+        met = Bundle(histogram=Histogram(nobody, nobody.clone()))
+        return ServerState(super().init_server(run).common, met)
+
+    def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
+        kept = state.own.weights
+        sent = {k: t for role in (LAST, BEST, KNOWN) for k, t in of_role(kept, role).items()}
+        old: dict[ClientId, Bundle] = {}
+        if sent and not ctx.scores:
+            old = dict.fromkeys(ctx.cohort, Bundle(sent))
+        return state.common, old
+
+    def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
+        nets = {k: t for role in (LAST, BEST) for k, t in under(role, run.forms).items()}
+        known = TensorSpec(torch.uint8, (run.problem.num_classes,))
+        masks = {f"weights/{KNOWN}/{role}": known for role in (LAST, BEST)}
+        own = BundleSpec({}, {**BundleSpec.of(Bundle(nets)).required, **masks})
+        return super().payload_spec(run)[0], own
+
+    def upload_spec(self, run: RunFacts) -> BundleSpec:
+        grads = {
+            f"weights/{GRADS}/{name}": TensorSpec.of(p[None]).growing(run.problem.num_classes)
+            for name, p in encoder(run).named_parameters()
+        }
+        return super().upload_spec(run) | BundleSpec({}, grads)
+
+    def check_upload(
+        self, ctx: ServerContext, state: ServerState, upload: Bundle, announced: DeclaredCounts
+    ) -> None:
+        super().check_upload(ctx, state, upload, announced)
+        sent = part_of(upload.weights, GRADS)
+        names = [name for name, _ in encoder(ctx.run).named_parameters()]
+        if sent and (sent.keys() ^ set(names) or len({len(t) for t in sent.values()}) > 1):
+            raise PayloadError("an upload holds gradients of a part of its prototypes")
+
+    def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
+        nets = {c: without(upload.weights, GRADS) for c, upload in uploads.items()}
+        mean = uploads.means({"": nets}).get("", state.common.weights)
+        return with_classes(ctx, state, replace(state, common=Bundle(mean)), uploads)
+
+    def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
+        """Choose the old models: the best one since the last transition, and the best before it."""
+        sent = {c: part_of(upload.weights, GRADS) for c, upload in uploads.items()}
+        told = [grads for grads in sent.values() if grads]
+        own, best = dict(state.own.weights), state.own.scalars.get(BEST, 0.0)
+        if told and len((shown := self.rebuilt(ctx, told))[1]):
+            moved = under(LAST, part_of(own, BEST))
+            masks = {f"{KNOWN}/{LAST}": own[f"{KNOWN}/{BEST}"]} if moved else {}
+            own, best = {**moved, **masks, **under(PROXY, {"x": shown[0], "y": shown[1]})}, 0.0
+        metrics = {"task_transitions": len(told) / max(1, len(uploads))}
+        if f"{PROXY}/y" in own:
+            found = self.accuracy(ctx.run, state.common.weights, part_of(own, PROXY))
+            metrics["proxy_accuracy"] = found
+            if found >= best:
+                assert state.own.histogram is not None
+                known = (state.own.histogram.total > 0).to(torch.uint8)
+                own |= {**under(BEST, state.common.weights), f"{KNOWN}/{BEST}": known}
+                best = found
+        return replace(state, own=replace(state.own, weights=own, scalars={BEST: best})), metrics
+
+    @torch.no_grad()
+    def accuracy(self, run: RunFacts, weights: Weights, shown: Weights) -> float:
+        """Return the share of rebuilt prototypes that a model takes for their class."""
+        net = freeze(run, weights, "cpu")
+        return float((net(shown["x"]).argmax(1) == shown["y"]).float().mean())
+
+    @torch.enable_grad()
+    def rebuilt(self, ctx: ServerContext, told: Sequence[Weights]) -> Examples:
+        """Return images and labels of the prototypes whose gradients clients sent."""
+        gamma, draw, found = encoder(ctx.run), ctx.generator(), list[tuple[Tensor, int]]()
+        names = [name for name, _ in gamma.named_parameters()]
+        one_by_one = [[grads[name][i] for name in names] for grads in told for i in _rows(grads)]
+        for number, wanted in enumerate(one_by_one):
+            label = int(wanted[-2].sum(1).argmin())  # the row of the right class alone is negative
+            x = torch.randn(1, *ctx.run.problem.input_shape, generator=draw).requires_grad_()
+            steps = torch.optim.LBFGS([x], lr=0.1)
+            loss = math.nan
+
+            def apart(x: Tensor = x, label: int = label, wanted: list[Tensor] = wanted) -> Tensor:
+                x.grad = None
+                mine = gradients(gamma, x, label, create_graph=True)
+                gap = torch.stack(
+                    [((a - b) ** 2).sum() for a, b in zip(mine, wanted, strict=True)]
+                ).sum()
+                (x.grad,) = torch.autograd.grad(gap, [x])
+                return gap.detach()
+
+            for step in range(self.rebuild_steps):
+                loss = float(steps.step(apart))  # type: ignore[arg-type]
+                if step >= self.rebuild_steps - self.images and bool(torch.isfinite(x).all()):
+                    found.append((x.detach().clone(), label))
+            ctx.tell("prototypes", number + 1, len(one_by_one), loss)
+        shape = (0, *ctx.run.problem.input_shape)
+        images = torch.cat([torch.zeros(shape), *(x for x, _ in found)])
+        return images, torch.tensor([label for _, label in found], dtype=torch.int64)
+
+    # --- client half -----------------------------------------------------------------------------
+
+    def init_client(self, run: RunFacts, client: int) -> Bundle:
+        return Bundle({MEMORY: torch.zeros(0, 2, dtype=torch.int64)}, scalars={"entropy": 0.0})
+
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Work:
+        x, y = ctx.stream.train(ctx.task)
+        earlier = ctx.stream.train_each(ctx.task)
+        earlier = {task: part for task, part in earlier.items() if task != ctx.task}
+        before = state.scalars["entropy"]
+        now = entropy(ctx, x) if len(y) else before
+        is_transition = now - before > self.r_h
+        memory = state.weights[MEMORY]
+        if is_transition:
+            memory = self.stored(ctx.net, earlier, memory)
+        exemplars = _taken(earlier, memory, (x[:0], y[:0]))
+        learnt = mask_of(exemplars[1], ctx.run.problem.num_classes)
+        old, known = self.old_model(ctx, payload, is_transition)
+        return Work(now, is_transition, memory, exemplars, learnt, old, known)
+
+    def old_model(
+        self, ctx: ClientContext, payload: Bundle, is_transition: bool
+    ) -> tuple[SplitNet | None, Tensor]:
+        """Return the old model and its classes.
+
+        The best model so far is one of the last task's where the client has just met a new task.
+        """
+        role = BEST if is_transition and f"{KNOWN}/{BEST}" in payload.weights else LAST
+        if f"{KNOWN}/{role}" not in payload.weights:
+            return None, torch.zeros(ctx.run.problem.num_classes, dtype=torch.bool)
+        net = freeze(ctx.run, part_of(payload.weights, role), ctx.device)
+        return net, to_device(payload.weights[f"{KNOWN}/{role}"].bool(), ctx.device)
+
+    def stored(self, net: SplitNet, earlier: Mapping[int, Examples], memory: Tensor) -> Tensor:
+        """Return the memory with the classes of earlier tasks, as many exemplars of each."""
+        by_class: dict[int, list[tuple[int, int]]] = {}
+        for task, place in memory.tolist():
+            if task in earlier:
+                by_class.setdefault(int(earlier[task][1][place]), []).append((task, place))
+        new: dict[int, list[tuple[int, int]]] = {}
+        for task, (_, y) in earlier.items():
+            for place, label in enumerate(y.tolist()):
+                if label not in by_class:
+                    new.setdefault(label, []).append((task, place))
+        most = self.memory // max(1, len(by_class) + len(new))
+        for label, places in sorted(new.items()):
+            x = torch.stack([earlier[task][0][place] for task, place in places])
+            by_class[label] = [places[i] for i in herded(normalize(embed(net, x)), most)]
+        kept = [place for places in by_class.values() for place in places[:most]]
+        return torch.tensor(kept, dtype=torch.int64).reshape(-1, 2)
+
+    def training_data(self, ctx: ClientContext, refs: Work) -> Examples:
+        x, y = ctx.stream.train(ctx.task)
+        return torch.cat([x, refs.exemplars[0]]), torch.cat([y, refs.exemplars[1]])
+
+    def taught(self, ctx: ClientContext, x: Tensor, refs: Work) -> tuple[Tensor, ...]:
+        return () if refs.old is None else (refs.old(x).sigmoid(),)
+
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Work) -> Tensor:
+        target = one_hot(batch.y, out.logits.shape[1]).to(out.logits.dtype)
+        weights = compensation(out.logits.detach(), batch.y, refs.learnt)
+        each = binary_cross_entropy_with_logits(out.logits, target, reduction="none")
+        compensated = (weights[:, None] * each).mean()  # L_GC
+        if refs.old is None:
+            return compensated
+        (soft,) = batch.taught
+        relations = torch.where(refs.known, soft, target)
+        distilled = binary_cross_entropy_with_logits(out.logits, relations)  # L_RD
+        return (1 - self.kd) * compensated + self.kd * distilled
+
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: Work) -> Bundle:
+        return Bundle({MEMORY: refs.memory}, scalars={"entropy": refs.entropy})
+
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: Work) -> Bundle:
+        upload = super().uplink(ctx, state, refs)
+        if not refs.is_transition:
+            return upload
+        gamma = encoder(ctx.run).to(ctx.device)
+        x, y = ctx.stream.train(ctx.task)
+        sent = [self.gradients_of(ctx.net, gamma, x[y == k], int(k)) for k in y.unique()]
+        names = [name for name, _ in gamma.named_parameters()]
+        stacked = [torch.stack(parts).cpu() for parts in zip(*sent, strict=True)]
+        grads = under(GRADS, dict(zip(names, stacked, strict=True)))
+        return replace(upload, weights={**upload.weights, **grads})
+
+    @torch.enable_grad()
+    def gradients_of(self, net: SplitNet, gamma: nn.Module, x: Tensor, k: int) -> list[Tensor]:
+        """Return Gamma's gradients of a class's prototype, changed by steps that favour it."""
+        net.eval()
+        z = normalize(embed(net, x))
+        nearest = int((z.mean(0) - z).norm(dim=1).argmin())
+        shown = x[nearest : nearest + 1].clone().requires_grad_()
+        steps = torch.optim.SGD([shown], lr=self.perturb_lr, weight_decay=1e-5)
+        for _ in range(self.perturb_steps):
+            logits = net(shown)
+            target = one_hot(torch.tensor([k], device=x.device), logits.shape[1])
+            loss = binary_cross_entropy_with_logits(logits, target.to(logits.dtype))
+            (shown.grad,) = torch.autograd.grad(loss, [shown])
+            steps.step()
+        return [g.detach() for g in gradients(gamma, shown.detach(), k)]
+
+
+def compensation(logits: Tensor, y: Tensor, learnt: Tensor) -> Tensor:
+    """Return the weight (B,) of each example: its G over the mean G of old, or of new, classes.
+
+    G is how far the sigmoid of the right class is from 1. Without an old class all weights are 1.
+    """
+    g = 1 - logits.sigmoid().gather(1, y[:, None])[:, 0]
+    is_old = learnt[y]
+    weights = torch.zeros_like(g)
+    for group in (is_old, ~is_old):
+        mean = (g * group).sum() / group.sum().clamp_min(1)
+        weights = weights + torch.where(group & (mean > 0), g / mean.clamp_min(1e-30), 0.0)
+    return torch.where(learnt.any(), weights, torch.ones_like(g))
+
+
+@torch.no_grad()
+def entropy(ctx: ClientContext, x: Tensor) -> float:
+    """Return the mean entropy of what the net predicts for examples, as in the authors' code."""
+    ctx.net.eval()
+    p = torch.cat([ctx.net(part).softmax(1) for part in ctx.net.split(x, 256)])
+    return float(-(p * (p + 1e-5).log()).sum(1).mean())
+
+
+def herded(z: Tensor, most: int) -> list[int]:
+    """Return the places of embeddings (n, d) whose mean follows that of all, the best first."""
+    mean, total, chosen = z.mean(0), torch.zeros_like(z[0]), list[int]()
+    for i in range(min(most, len(z))):
+        gaps = (mean - (total + z) / (i + 1)).norm(dim=1)
+        gaps[chosen] = math.inf
+        chosen.append(int(gaps.argmin()))
+        total = total + z[chosen[-1]]
+    return chosen
+
+
+def encoder(run: RunFacts) -> nn.Sequential:
+    """Return Gamma, which clients and the proxy know: the LeNet of the authors' code.
+
+    Examples that are no images get a hidden layer in place of the convolutions.
+    """
+    shape = run.problem.input_shape
+    with seeded(derive_seed(run.experiment.seed, "encoder", 0, "init")):
+        if len(shape) == 3:
+            layers: list[nn.Module] = []
+            for channels, stride in ((shape[0], 2), (12, 2), (12, 1)):
+                layers += [nn.Conv2d(channels, 12, 5, stride, 2), nn.Sigmoid()]
+        else:
+            layers = [nn.Flatten(), nn.Linear(math.prod(shape), 12), nn.Sigmoid()]
+        body = nn.Sequential(*layers, nn.Flatten())
+        width = body(torch.zeros(1, *shape)).shape[1]
+        gamma = nn.Sequential(body, nn.Linear(width, run.problem.num_classes))
+        for p in gamma.parameters():
+            nn.init.uniform_(p, -0.5, 0.5)
+    return gamma
+
+
+def gradients(gamma: nn.Module, x: Tensor, label: int, **options: bool) -> tuple[Tensor, ...]:
+    """Return the gradients of Gamma's parameters of the loss of one example."""
+    loss = cross_entropy(gamma(x), torch.tensor([label], device=x.device))
+    return torch.autograd.grad(loss, [*gamma.parameters()], **options)
+
+
+def _rows(grads: Weights) -> range:
+    return range(len(next(iter(grads.values()))))
+
+
+def _taken(earlier: Mapping[int, Examples], memory: Tensor, none: Examples) -> Examples:
+    """Return the exemplars, of tasks that are still there."""
+    held = [(t, i) for t, i in memory.tolist() if t in earlier]
+    if not held:
+        return none
+    x = torch.stack([earlier[task][0][place] for task, place in held])
+    return x, torch.stack([earlier[task][1][place] for task, place in held])
