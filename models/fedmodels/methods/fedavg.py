@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import register
-from fedmodels.nets.split import check_prefixes, load_weights, weights_of
+from fedmodels.nets.split import begins, check_prefixes, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, scalar_spec
 from fedmodels.tensors.uploads import Reduction, Uploads
@@ -51,7 +51,7 @@ class FedAvg(Stepped):
 
     def shares(self, run: RunFacts, name: str) -> bool:
         """Tell whether the weight of this role-prefixed name travels; other weights are private."""
-        return not name.startswith(self.private)
+        return not begins(name, self.private)
 
     def shared(self, run: RunFacts, weights: Weights) -> Weights:
         """Return the part of a net's weights that travels."""

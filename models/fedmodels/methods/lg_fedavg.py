@@ -25,4 +25,5 @@ class LgFedAvg(FedAvg):
     citation: ClassVar[str] = "Liang et al., 2020"
 
     private: tuple[str, ...] = ("base/",)
-    """Prefixes of the weights that stay with the client; none is FedAvg."""
+    """Prefixes of the weights that stay with the client; ``*`` stands for anything in them. None is
+    FedAvg."""

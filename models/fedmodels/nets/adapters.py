@@ -2,6 +2,10 @@
 
 Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 https://arxiv.org/abs/2106.09685
+
+Where clients take the mean of A and the mean of B, their product is not the mean of their products.
+With A frozen it is: FFA-LoRA, Sun, Li, Li and Ding, Improving LoRA in Privacy-preserving Federated
+Learning, ICLR 2024. https://arxiv.org/abs/2403.12313
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ from fedmodels.errors import ConfigError
 class Adapted(nn.Module):
     """A frozen layer W and a trainable map of rank r: ``W x + alpha / r B A x``; B begins as 0."""
 
-    def __init__(self, layer: nn.Linear | nn.Conv2d, rank: int, alpha: float) -> None:
+    def __init__(
+        self, layer: nn.Linear | nn.Conv2d, rank: int, alpha: float, freeze_a: bool = False
+    ) -> None:
         super().__init__()
         self.layer, self.scale = layer, alpha / rank
         down, up = _maps(layer, rank)
         nn.init.kaiming_uniform_(down.weight, a=5**0.5)
         nn.init.zeros_(up.weight)
-        self.down, self.up = down, up
+        self.down, self.up = down.requires_grad_(not freeze_a), up
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output with the map's added."""
@@ -52,7 +58,9 @@ def _maps(
     return down, nn.Conv2d(rank, layer.out_channels, 1, bias=False)
 
 
-def add_adapters(module: nn.Module, rank: int, alpha: float | None = None) -> None:
+def add_adapters(
+    module: nn.Module, rank: int, alpha: float | None = None, *, freeze_a: bool = False
+) -> None:
     """Freeze a module, and put an adapter beside each of its linear layers and convolutions.
 
     Grouped convolutions, and what torch's attention reads the weights of, stay without one.
@@ -61,6 +69,7 @@ def add_adapters(module: nn.Module, rank: int, alpha: float | None = None) -> No
         module: changed in place.
         rank: r of the adapters, at least 1.
         alpha: their scale times r; by default r, so that the scale is 1.
+        freeze_a: whether A stays as it was drawn, and B alone trains.
 
     Raises:
         ConfigError: the rank is below 1, or there is no such layer.
@@ -71,8 +80,9 @@ def add_adapters(module: nn.Module, rank: int, alpha: float | None = None) -> No
     found = list(_layers(module))
     if not found:
         raise ConfigError("adapters need a linear layer or a convolution, and there is none")
+    scale = rank if alpha is None else alpha
     for parent, name, layer in found:
-        setattr(parent, name, Adapted(layer, rank, rank if alpha is None else alpha))
+        setattr(parent, name, Adapted(layer, rank, scale, freeze_a))
 
 
 def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear | nn.Conv2d]]:

@@ -25,6 +25,7 @@ def split_classifier(
     frozen: Sequence[str] = (),
     adapters: int = 0,
     adapter_alpha: float = 0.0,
+    adapter_a: str = "trained",
 ) -> SplitNet:
     """Return a classifier in two parts; what it computes stays the same.
 
@@ -37,6 +38,7 @@ def split_classifier(
         frozen: beginnings of the names of parameters that stay as they are.
         adapters: rank of adapters beside the layers of the base, which is frozen then; 0 is none.
         adapter_alpha: alpha of the adapters; 0 is their rank.
+        adapter_a: ``frozen`` keeps A as it was drawn, and B alone trains and travels (FFA-LoRA).
 
     Raises:
         ConfigError: there is no such layer, it is not the last step, or nothing is left to train.
@@ -51,8 +53,12 @@ def split_classifier(
     x = torch.ones(BATCH, *input_shape)
     before = called(made.eval(), x, name, "forward")
     top = _taken_off(made, path, name)
+    if adapter_a not in ("trained", "frozen") or (adapter_a == "frozen" and not adapters):
+        raise ConfigError(
+            f"[net] adapter_a = {adapter_a!r}: it is 'trained', or 'frozen' where adapters are"
+        )
     if adapters:
-        add_adapters(made, adapters, adapter_alpha or None)
+        add_adapters(made, adapters, adapter_alpha or None, freeze_a=adapter_a == "frozen")
     _freeze(made, top, name, frozen)
     net = SplitNet(made, top, top.in_features)
     after = called(net.eval(), x, name, "forward")

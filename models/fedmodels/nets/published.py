@@ -18,6 +18,7 @@ def torchvision(
     frozen: Sequence[str] = (),
     adapters: int = 0,
     adapter_alpha: float = 0.0,
+    adapter_a: str = "trained",
 ) -> SplitNet:
     """Build a classifier of torchvision; ``[net] weights`` begins it with a file of yours.
 
@@ -29,6 +30,7 @@ def torchvision(
         frozen: beginnings of the names of parameters that stay as they are, such as ``base/``.
         adapters: rank of LoRA adapters beside the layers of the base, which is frozen then.
         adapter_alpha: alpha of the adapters; 0 is their rank.
+        adapter_a: ``frozen`` keeps A as it was drawn, and B alone trains and travels (FFA-LoRA).
     """
     from torchvision import models
 
@@ -37,7 +39,7 @@ def torchvision(
     made = models.get_model(model, weights=None, num_classes=num_classes)
     return split_classifier(
         made, model, num_classes, input_shape, head=head, frozen=frozen, adapters=adapters,
-        adapter_alpha=adapter_alpha,
+        adapter_alpha=adapter_alpha, adapter_a=adapter_a,
     )  # fmt: skip
 
 
@@ -50,6 +52,7 @@ def timm(
     frozen: Sequence[str] = (),
     adapters: int = 0,
     adapter_alpha: float = 0.0,
+    adapter_a: str = "trained",
 ) -> SplitNet:
     """Build a classifier of timm (extra ``timm``), as ``torchvision`` does.
 
@@ -61,6 +64,7 @@ def timm(
         frozen: beginnings of the names of parameters that stay as they are, such as ``base/``.
         adapters: rank of LoRA adapters beside the layers of the base, which is frozen then.
         adapter_alpha: alpha of the adapters; 0 is their rank.
+        adapter_a: ``frozen`` keeps A as it was drawn, and B alone trains and travels (FFA-LoRA).
     """
     try:
         import timm as library
@@ -72,7 +76,7 @@ def timm(
     )
     return split_classifier(
         made, model, num_classes, input_shape, head=head, frozen=frozen, adapters=adapters,
-        adapter_alpha=adapter_alpha,
+        adapter_alpha=adapter_alpha, adapter_a=adapter_a,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
 from typing import Self
@@ -253,10 +254,15 @@ def _still(net: nn.Module) -> list[nn.Module]:
     return [part for child in net.children() for part in _still(child)]
 
 
+def begins(name: str, prefixes: Collection[str]) -> bool:
+    """Tell whether a name begins with one of some prefixes, in which ``*`` stands for anything."""
+    return any(fnmatchcase(name, f"{p}*") if "*" in p else name.startswith(p) for p in prefixes)
+
+
 def check_prefixes(names: Collection[str], prefixes: Collection[str], key: str) -> None:
     """Check that each prefix of a key of ``[method]`` names some weight; ConfigError otherwise."""
     for prefix in prefixes:
-        if not any(name.startswith(prefix) for name in names):
+        if not any(begins(name, (prefix,)) for name in names):
             raise ConfigError(f"[method] {key}: no weight of the net begins with {prefix!r}")
 
 

@@ -108,10 +108,11 @@ def _replace(path: str, net: SplitNet, fresh: Weights) -> Weights:
                 f"[net] weights: tensor {name!r} of {path} is {tensor.dtype} {list(tensor.shape)}; "
                 f"the net has {wanted[name].dtype} {list(wanted[name].shape)}"
             )
-    lacking = sorted(k for k in net.frozen - found.keys() if wanted[k].is_floating_point())
+    own = net.own_names or wanted  # a frozen A of adapters is in no file, and drawn from the seed
+    lacking = [k for k in net.frozen - found.keys() if k in own and wanted[k].is_floating_point()]
     if lacking:
         raise ConfigError(
-            f"[net] weights: {path} lacks {lacking[0]!r}, which is frozen and would stay at random"
+            f"[net] weights: {path} lacks {min(lacking)!r}, which is frozen and would stay random"
         )
     return {name: found.get(name, tensor) for name, tensor in fresh.items()}
 

@@ -15,7 +15,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import method_class, names
 from fedmodels.nets import make_net
 from fedmodels.nets.adapters import add_adapters
-from fedmodels.nets.split import SplitNet
+from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.hooks import as_uploads, init_server, reduce, takes_frozen
@@ -129,6 +129,37 @@ def test_an_adapter_begins_as_nothing_and_moves_as_the_product():
     assert trains == ["0.down.weight", "0.up.weight"]
 
 
+def test_a_frozen_a_is_drawn_from_the_seed_and_stays_home(tmp_path):
+    """With A frozen the mean of two clients' B A is the mean of B times A; a file needs no A."""
+    with seeded(1):
+        published = models.get_model("mobilenet_v3_small", weights=None)
+    file = tmp_path / "published.safetensors"
+    save_file(published.state_dict(), file)
+    table = {"name": "torchvision", "model": "mobilenet_v3_small", "adapters": 2}
+    given = tiny_experiment(net={**table, "adapter_a": "frozen", "weights": str(file)})
+    nets = [RunFacts(pin_weights(given), Problem((3, 32, 32), 10)).make_net(role=r) for r in "ab"]
+    downs = [k for k in nets[0].frozen if k.endswith(".down.weight")]
+    assert downs
+    held = [net.frozen_tensors() for net in nets]
+    assert all(torch.equal(held[0][key], held[1][key]) for key in downs)
+    travels = weights_of(nets[0])
+    assert not any(key.endswith(".down.weight") for key in travels)
+    assert any(key.endswith(".up.weight") for key in travels)
+
+
+def test_a_may_be_shared_alone(digits):
+    """B of each adapter stays with its client: FedSA-LoRA."""
+    net = {"name": "torchvision", "model": "mobilenet_v3_small", "adapters": 2}
+    method = {"name": "lg-fedavg", "private": ["base/*.up."]}
+    run = RunFacts(tiny_experiment(net=net, method=method), Problem((3, 32, 32), 10))
+    made = method_of(run.experiment)
+    shared, kept = init_server(made, run).common.weights, made.init_client(run, 0).weights
+    assert {key.rpartition(".up.")[1] for key in kept} == {".up."}
+    assert any(key.endswith(".down.weight") for key in shared)
+    assert not any(".up." in key for key in shared)
+    assert {*shared, *kept} == {*run.forms}
+
+
 def test_a_net_of_torchvision_begins_with_a_file_of_its_own_names(tmp_path):
     """The file is for 1000 classes: its head is left out."""
     with seeded(1):
@@ -166,6 +197,8 @@ def test_a_net_of_torchvision_begins_with_a_file_of_its_own_names(tmp_path):
         ({"frozen": ["stem"]}, r"no parameter of net 'resnet18' begins with 'stem'; some: base/c"),
         ({"frozen": ["base/", "head/"]}, "nothing of net 'resnet18' is left to train"),
         ({"adapters": -1}, "the rank of adapters is at least 1"),
+        ({"adapter_a": "frozen"}, "'frozen' where adapters are"),
+        ({"adapters": 1, "adapter_a": "no"}, "adapter_a = 'no': it is 'trained', or 'frozen'"),
         ({"weights_backbone": "DEFAULT"}, "unknown option 'weights_backbone'"),
     ],
 )
