@@ -131,6 +131,7 @@ def test_an_adapter_begins_as_nothing_and_moves_as_the_product():
 
 def test_a_frozen_a_is_drawn_from_the_seed_and_stays_home(tmp_path):
     """With A frozen the mean of two clients' B A is the mean of B times A; a file needs no A."""
+    models = pytest.importorskip("torchvision").models
     with seeded(1):
         published = models.get_model("mobilenet_v3_small", weights=None)
     file = tmp_path / "published.safetensors"
