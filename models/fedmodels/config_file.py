@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment, NetTable
-from fedmodels.config.faults import known_keys
 from fedmodels.config.presets import suggest_config
+from fedmodels.config.sent import known_keys
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.resolution import experiment_of
 

@@ -16,7 +16,6 @@ from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.usual import without_unknown
 
 if TYPE_CHECKING:
     from fedmodels.training.method import Method
@@ -104,6 +103,8 @@ def received_experiment(
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
     """
+    from fedmodels.usual import without_unknown
+
     experiment = experiment_of(without_unknown(without_places(tables), usual), source, code)
     if experiment.net.weights_sha256 is None:
         return experiment

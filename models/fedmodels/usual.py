@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.faults import known_keys
+from fedmodels.config.sent import known_keys
 
 KeyPath = tuple[str, ...]
 """The keys that lead to a value in tables inside of each other."""

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from fedmodels.code_names import of_a_file
-from fedmodels.config.experiment import Experiment
 from fedmodels.config.scenario import Scenario
-from fedmodels.config.sent import kinds_of, table_in, tables_in
+from fedmodels.config.sent import kinds_of, known_keys, tables_in
 from fedmodels.errors import suggestion
 from fedmodels.printable import shown
 
@@ -92,15 +91,3 @@ def first_line(error: ValidationError, tables: Mapping[str, Any]) -> str:
 def _kinds() -> list[str]:
     """Return the kinds of scenarios."""
     return [kind for table in tables_in(Scenario) for kind in kinds_of(table)]
-
-
-def known_keys(path: Sequence[str], tables: Any) -> list[str]:
-    """Return the keys of a table in what was given; of a scenario, those of its kind."""
-    model: type[BaseModel] = Experiment
-    for name in path:
-        tables, field = tables.get(name), model.model_fields.get(name)
-        inner = table_in(field.annotation, tables) if field else None
-        if inner is None or not isinstance(tables, Mapping):
-            return []
-        model = inner
-    return sorted(model.model_fields)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -84,6 +84,18 @@ def table_in(annotation: Any, value: Any) -> type[BaseModel] | None:
         is_file = isinstance(kind, str) and is_own(kind)
         tables = [t for t in tables if (kind in kinds_of(t) if kinds_of(t) else is_file)]
     return tables[0] if tables else None
+
+
+def known_keys(path: Sequence[str], tables: Any) -> list[str]:
+    """Return the keys of a table in what was given; of a scenario, those of its kind."""
+    model: type[BaseModel] = Experiment
+    for name in path:
+        tables, field = tables.get(name), model.model_fields.get(name)
+        inner = table_in(field.annotation, tables) if field else None
+        if inner is None or not isinstance(tables, Mapping):
+            return []
+        model = inner
+    return sorted(model.model_fields)
 
 
 def kinds_of(table: type[BaseModel]) -> tuple[str, ...]:
