@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fedmodels.config.experiment import Experiment
-from fedmodels.config.sent import known_keys
+from fedmodels.config.experiment import Experiment, MethodTable
+from fedmodels.config.sent import table_at
 
 KeyPath = tuple[str, ...]
 """The keys that lead to a value in tables inside of each other."""
@@ -20,17 +20,23 @@ KeyPath = tuple[str, ...]
 
 def usual_keys(experiment: Experiment) -> set[KeyPath]:
     """Return the keys of a resolved experiment whose values are defaults."""
-    usual = _usual_settings(experiment.method.name)
+    usual = _settings(experiment.method.name)
     method = experiment.method.hyper_parameters()
     own = {("method", key) for key, value in method.items() if key in usual and usual[key] == value}
     return {*_usual(experiment, ()), *own}
 
 
 def without_unknown(tables: Mapping[str, Any], usual: Sequence[KeyPath]) -> dict[str, Any]:
-    """Return the tables of a server without usual keys that this release does not know."""
+    """Return the tables of a server without usual keys that this release does not know.
+
+    Nothing is left out of a table of which this release cannot say what its keys are: one that
+    takes any, such as ``[net]``, one of an unknown kind, or ``[method]`` of a user's own method.
+    """
     found = dict(tables)
+    known = {above: _known(above, tables) for above in {path[:-1] for path in usual}}
     for path in usual:
-        if path[-1] not in _known(path[:-1], tables):
+        keys = known[path[:-1]]
+        if keys and path[-1] not in keys:
             _leave_out(found, path)
     return found
 
@@ -44,19 +50,36 @@ def _usual(table: BaseModel, above: KeyPath) -> Iterator[KeyPath]:
             yield from _usual(value, path)
 
 
-def _usual_settings(method: str) -> dict[str, Any]:
-    """Return a method's settings as they are where a config says nothing."""
-    from fedmodels.methods import make, settings_of
+def _settings(method: object) -> dict[str, Any]:
+    """Return the defaults of a method of fedtide; nothing for others, whose code may be anybody's.
 
+    A client must not run a file that its user has not named.
+    """
+    from fedmodels.methods import file_of, make, settings_of
+
+    if not isinstance(method, str) or file_of(method) is None:
+        return {}
     return settings_of(make(method))
 
 
 def _known(path: KeyPath, tables: Mapping[str, Any]) -> Sequence[str]:
-    """Return the keys that this release has in a table."""
-    method = tables.get("method")
-    if path == ("method",) and isinstance(method, Mapping):
-        return [*_usual_settings(str(method.get("name"))), *known_keys(path, tables)]
-    return known_keys(path, tables)
+    """Return the keys that this release has in a table; none where it cannot say."""
+    model = table_at(path, tables)
+    if model is MethodTable:
+        return _known_of_method(tables["method"].get("name"))
+    if model is None or model.model_config.get("extra") == "allow":
+        return []
+    return list(model.model_fields)
+
+
+def _known_of_method(name: object) -> Sequence[str]:
+    from fedmodels.methods import variants_of
+
+    settings = _settings(name)
+    if not settings:
+        return []
+    variants = variants_of(str(name))
+    return [*MethodTable.model_fields, *settings, *(variants.choices if variants else ())]
 
 
 def _leave_out(tables: dict[str, Any], path: KeyPath) -> None:

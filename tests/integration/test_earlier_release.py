@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import fedtide
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.sent import tables_in
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.integration.conftest import tables
 from tests.integration.old_wire import OldWire
@@ -28,6 +30,14 @@ def with_later_keys(name: str, answer: bytes) -> bytes:
     return message.SerializeToString()
 
 
+def fields_below(table):
+    """Yield the fields of a table of the config, and of the tables in it."""
+    for key, field in table.model_fields.items():
+        yield f"{table.__name__}.{key}", field
+        for inner in tables_in(field.annotation):
+            yield from fields_below(inner)
+
+
 @pytest.mark.loopback
 def test_peers_with_the_same_protocol_understand_one_another(loopback):
     """Client 0 has an earlier release's wire, client 1 a later coordinator; bits stay equal."""
@@ -44,6 +54,14 @@ def test_peers_with_the_same_protocol_understand_one_another(loopback):
         for wire in wires:
             wire.close()
     assert all({"Join", "Pull", "Push"} <= wire.passed for wire in wires)
+
+
+def test_a_key_that_was_unset_by_default_still_is():
+    """Such a key is not sent: whoever has another default for it would compute something else."""
+    then = set((HERE / "unset.txt").read_text().split())
+    fields = dict(fields_below(Experiment))
+    assert len(then) > 100
+    assert not {key for key in then & fields.keys() if fields[key].get_default() is not None}
 
 
 def test_a_run_of_an_earlier_release_is_read_and_goes_on(tmp_path):

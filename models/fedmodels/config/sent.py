@@ -88,14 +88,20 @@ def table_in(annotation: Any, value: Any) -> type[BaseModel] | None:
 
 def known_keys(path: Sequence[str], tables: Any) -> list[str]:
     """Return the keys of a table in what was given; of a scenario, those of its kind."""
+    model = table_at(path, tables)
+    return sorted(model.model_fields) if model else []
+
+
+def table_at(path: Sequence[str], tables: Any) -> type[BaseModel] | None:
+    """Return what a table in what was given should be; None where nothing says so."""
     model: type[BaseModel] = Experiment
     for name in path:
         tables, field = tables.get(name), model.model_fields.get(name)
         inner = table_in(field.annotation, tables) if field else None
         if inner is None or not isinstance(tables, Mapping):
-            return []
+            return None
         model = inner
-    return sorted(model.model_fields)
+    return model
 
 
 def kinds_of(table: type[BaseModel]) -> tuple[str, ...]:
