@@ -63,6 +63,7 @@ SWITCHES = {
     **dict.fromkeys(("torchvision.head", "timm.head"), "a name of a layer"),
     **dict.fromkeys(("torchvision.frozen", "timm.frozen"), "beginnings of names of tensors"),
     **dict.fromkeys(("cnn5.norm", "digits_cnn.norm", "vit_tiny.pool", "hart.lite_conv"), "a word"),
+    **dict.fromkeys(("torchvision.adapter_a", "timm.adapter_a"), "a word"),
     **dict.fromkeys(("hart.alignment", "vit_tiny.alignment"), "options of ALP"),
     **dict.fromkeys((f"ALP.{key}" for key in ("sets", "match", "solver", "topk")), "a word"),
     **dict.fromkeys(("ALP.ema_features", "ALP.ema_weights", "ALP.update", "ALP.last"), "a word"),
