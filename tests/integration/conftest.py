@@ -12,6 +12,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.resolution import experiment_of
 from tests.integration.harness import (
     PLUGINS,
+    Client,
     Coordinator,
     ForkServer,
     Relay,
@@ -123,8 +124,10 @@ class Loopback:
         return self.finish(coordinator, *started)
 
     def finish(self, coordinator: Coordinator, *clients: Any) -> dict[str, Any]:
-        """Wait for everybody; return the summary."""
-        for client in clients:
+        """Wait for everybody; return the summary. A client that fails is told of at once."""
+        forks = [client for client in clients if isinstance(client, Client)]
+        self.fork_server.wait_for(forks)
+        for client in [*filter(Client.has_failed, forks), *clients]:
             assert client.wait() == 0, client.output()
         assert coordinator.wait() == 0, coordinator.log.read_text()
         return summary_of(self.out)

@@ -94,6 +94,18 @@ class ForkServer:
     def _said(self) -> str:
         return self._log.read_text(errors="replace")[-2000:]
 
+    def wait_for(self, forks: Sequence[Client]) -> None:
+        """Wait until all have ended or one has failed, after which others may wait for it."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: (
+                    self._has_ended
+                    or any(fork.has_failed() for fork in forks)
+                    or all(fork.has_ended() for fork in forks)
+                ),
+                TIMEOUT_S,
+            )
+
     def start(self, argv: list[str], log: Path) -> Client:
         """Fork one ``fedcli`` with these arguments."""
         key, pid = self._forked({"argv": argv, "log": str(log)})
@@ -179,6 +191,9 @@ class Client:
 
     def has_ended(self) -> bool:
         return "status" in self.server._told[self.key]
+
+    def has_failed(self) -> bool:
+        return self.server._told[self.key].get("status", 0) != 0
 
     def output(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
