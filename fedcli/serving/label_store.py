@@ -85,6 +85,8 @@ class LabelStore:
                 for line in TABLES:
                     self._db.execute(line)
                 self._db.execute("DELETE FROM asked WHERE at < ?", (time.time() - KEPT_S,))
+            found = self._db.execute("SELECT coalesce(sum(size), 0) FROM asked")
+            self._held = int(found.fetchone()[0])  # bytes of what was asked
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -110,23 +112,29 @@ class LabelStore:
     # --- what was asked ---------------------------------------------------------------------------
 
     def ask(self, request: str, asked: Asked) -> None:
-        """Keep the inputs of a request that was answered; the oldest ones go for it."""
+        """Keep the inputs of a request that was answered; the oldest ones go for it, or by age.
+
+        Raises:
+            ArchiveNotWritten: they are too many, or the file cannot be written.
+        """
         x = np.ascontiguousarray(asked.x)
         about = json.dumps(
             {"kind": x.dtype.str, "places": [*asked.places], "answers": asked.answers}
         )
         size = x.nbytes + len(about) + BESIDE
+        if size > MAX_BYTES // 2:
+            raise ArchiveNotWritten(f"{self.place} keeps no request of {size} bytes")
         with self._changing(safely=False) as db:
-            (held,) = db.execute("SELECT coalesce(sum(size), 0) FROM asked").fetchone()
-            over = held + size - MAX_BYTES // 2
-            oldest = "SELECT id, size FROM asked ORDER BY at"
-            for old, freed in db.execute(oldest).fetchall() if over > 0 else ():
-                if over <= 0:
+            now, held = time.time(), self._held + size
+            oldest = "SELECT id, size, at FROM asked ORDER BY at LIMIT 1"
+            while (old := db.execute(oldest).fetchone()) is not None:
+                if held <= MAX_BYTES // 2 and old[2] >= now - KEPT_S:
                     break
-                db.execute("DELETE FROM asked WHERE id = ?", (old,))
-                over -= freed
-            row = request, time.time(), size, x.tobytes(), about
+                db.execute("DELETE FROM asked WHERE id = ?", (old[0],))
+                held -= old[1]
+            row = request, now, size, x.tobytes(), about
             db.execute("INSERT INTO asked VALUES (?, ?, ?, ?, ?)", row)
+            self._held = held
 
     def asked(self, request: str) -> Asked | None:
         """Return the inputs of a request that was answered; None if they are not kept."""
@@ -174,11 +182,12 @@ class LabelStore:
             found = self._db.execute("SELECT count(*) FROM rows WHERE batch IS NULL")
             return int(found.fetchone()[0])
 
-    def gather(self) -> None:
-        """Let all rows that wait be of the next batch."""
+    def gather(self, taken: Sequence[int] = ()) -> None:
+        """Let all rows that wait be of the next batch, whose number is beyond those ``taken``."""
         with self._changing(safely=True) as db:
             (last,) = db.execute("SELECT coalesce(max(batch), -1) FROM rows").fetchone()
-            db.execute("UPDATE rows SET batch = ? WHERE batch IS NULL", (last + 1,))
+            number = max(last, *taken, -1) + 1
+            db.execute("UPDATE rows SET batch = ? WHERE batch IS NULL", (number,))
 
     def batches(self, kind: np.dtype[Any]) -> list[Batch]:
         """Return the batches that were gathered and are no task yet, in their order."""

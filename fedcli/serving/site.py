@@ -24,7 +24,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.own.new_inputs import NewInputs
-from fedcli.data.own.tables import NothingNew
 from fedcli.data.store.client_data import ClientData, save_arrays
 from fedcli.data.store.growing import Added, add_task
 from fedcli.data.store.opened_data import open_data
@@ -35,16 +34,17 @@ from fedcli.serving.live_model import Loaded
 from fedcli.serving.served_inputs import InputWatch
 from fedmodels.class_names import near
 from fedmodels.config.combinations import part_at
+from fedmodels.config.transforms import channels_in
 from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, reason_of
-from fedmodels.files import write_atomically
+from fedmodels.files import sync_path, write_atomically
 from fedmodels.printable import printable
 
 RATE = 6000
 """Rows with labels that are taken in a minute, and at once."""
 AT_ALARM = 10
 """Rows with labels that make a task once an alarm of drift is on, if no fewer make one."""
-MAX_LETTERS = 60
+MAX_LETTERS, FOLDER = 60, "feedback-"
 OWED = "drifted"
 """The fact that an alarm was told which no task has followed: what moved, in words."""
 log = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class Site:
             self.store = LabelStore(self._data.directory, self._data.file.input_shape)
         self.watch = InputWatch(self._data, self.store)
         self._pool = ThreadPoolExecutor(1, "site")
-        self._is_testing = threading.Lock()
+        self._is_testing, self._counting = threading.Lock(), threading.Lock()
         self._left, self._filled = float(RATE), time.monotonic()
         self._told = ""
         self.rows = Counter[str]()
@@ -88,6 +88,9 @@ class Site:
     def answered(self, now: Loaded, found: Predictions) -> str:
         """Take in what was asked; return the id by which labels may come back, empty for none."""
         x = found.inputs.x
+        if line := self._strange(now):
+            self._say(f"what is asked is neither watched nor kept: {line}")
+            return ""
         if (window := self.watch.see(x)) is not None and self._is_testing.acquire(blocking=False):
             self._later(self._test, window, now)
         if self.store is None:
@@ -99,6 +102,16 @@ class Site:
             self._say(f"no labels can come back for what is asked: {error}")
             return ""
         return request
+
+    def _strange(self, now: Loaded) -> str:
+        """Return why a model's inputs are none of the client's; empty text where they are."""
+        facts, file = now.model.facts, self._data.file
+        if (takes := tuple(facts.input_shape)) != (has := tuple(file.input_shape)):
+            return f"the model takes {[*takes]}, and the client's data have {[*has]}"
+        columns, own = channels_in(facts.transform), channels_in(file.transform)
+        if columns and own and columns != own:
+            return "the model takes other columns than the client's data have"
+        return ""
 
     def _test(self, window: list[Array], now: Loaded) -> None:
         try:
@@ -132,10 +145,12 @@ class Site:
         """Take rows (n, *input_shape) with their classes, None for no label; return what became.
 
         Raises:
-            DataError: a class is none of the client's and of the model's, a row is none that the
-                client may have, or more come than are taken.
+            DataError: the model is for other data, a class is none of the client's and of the
+                model's, a row is none that the client may have, or more come than are taken.
         """
         assert self.store is not None, "the server takes labels back"
+        if line := self._strange(now):
+            raise DataError(line)
         self._data.refresh()
         known = [*dict.fromkeys([*self._data.file.classes, *now.model.class_names])]
         for name in names:
@@ -147,7 +162,8 @@ class Site:
         kept = self._of_kind(x[labelled])
         self._spend(len(labelled))
         told = self.store.label(kept, [name for name in names if name is not None])
-        self.rows.update(told)
+        with self._counting:
+            self.rows.update(told)
         self._later(self._make_tasks)
         found = {what: told[what] for what in ("taken", "known", "corrected", "late")}
         return {**found, "waiting": self.store.waiting, "task_at": self._rows}
@@ -165,12 +181,13 @@ class Site:
         """Raise TooFast if more rows come than are taken in a minute."""
         if rows > RATE:
             raise DataError(f"more than {RATE} labels are sent: send them in parts")
-        now = time.monotonic()
-        self._left = min(RATE, self._left + (now - self._filled) * RATE / 60)
-        self._filled = now
-        if rows > self._left:
-            raise TooFast(f"more than {RATE} labels a minute are not taken: come again later")
-        self._left -= rows
+        with self._counting:
+            now = time.monotonic()
+            self._left = min(RATE, self._left + (now - self._filled) * RATE / 60)
+            self._filled = now
+            if rows > self._left:
+                raise TooFast(f"more than {RATE} labels a minute are not taken: come again later")
+            self._left -= rows
 
     # --- tasks ------------------------------------------------------------------------------------
 
@@ -182,34 +199,35 @@ class Site:
         try:
             owed = store.kept(OWED, "", str)
             if store.waiting >= (min(self._rows, AT_ALARM) if owed else self._rows):
-                store.gather()
+                folders = self._data.directory.glob(f"{FOLDER}*")
+                store.gather([int(n) for f in folders if (n := f.name[len(FOLDER) :]).isdecimal()])
             for batch in store.batches(self._data.kind() or np.dtype(np.float32)):
-                self._add(batch, owed)
-                store.done(batch.number, {OWED: ""})
-                owed = ""
+                owed = "" if self._add(batch, owed) else owed
+                store.done(batch.number, {OWED: owed})
             self._told = ""
         except (ArchiveError, OSError) as error:  # a full disk, say: tried again with the next rows
             self._say(reason_of(error) if isinstance(error, OSError) else str(error))
 
-    def _add(self, batch: Batch, drifted: str) -> None:
-        """Add a batch to the client's data; one that cannot be a task stays in a folder beside."""
-        folder = self._data.directory / f"feedback-{batch.number}"
+    def _add(self, batch: Batch, drifted: str) -> bool:
+        """Add a batch to the client's data, and tell whether it is a task.
+
+        One that cannot be a task stays in a folder beside.
+        """
+        folder = self._data.directory / f"{FOLDER}{batch.number}"
         self._write(folder, batch)
         try:
             how = remembered(self._root)
             added = add_task(self._root, self._client, folder, *(how or ()), drifted=drifted)
-        except NothingNew as error:
-            log.info("client %s: %s", self._client, error)
         except (DataError, ConfigError) as error:
-            write_atomically(folder / "why.txt", f"{error}\n")
+            write_atomically(folder / "why.txt", f"{error}\n", sync=True)
             log.error(
                 "client %s: labels that came are no task: %s; they stay in %s",
                 self._client, error, folder,
             )  # fmt: skip
-            return
-        else:
-            self._tell(added)
+            return False
+        self._tell(added)
         shutil.rmtree(folder)
+        return True
 
     def _tell(self, added: Added) -> None:
         log.info("client %s: of labels that came: %s", self._client, added)
@@ -223,7 +241,8 @@ class Site:
         names = sorted({*batch.classes})
         labels = np.array([names.index(name) for name in batch.classes], dtype=np.int64)
         save_arrays(folder, {"train_x": batch.x, "train_y": labels})
-        write_atomically(folder / "dataset.json", json.dumps({"class_names": names}))
+        write_atomically(folder / "dataset.json", json.dumps({"class_names": names}), sync=True)
+        sync_path(folder.parent)
 
     def _say(self, line: str) -> None:
         """Log what is wrong for now, once."""

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,68 @@ def test_labels_that_are_no_task_stay_beside_the_data(root, live, caplog, monkey
     assert len(tasks_of(root)) == 1
     Site(root, 7, 10).end()
     assert len(tasks_of(root)) == 1, "they are not tried again"
+    (root / "7" / label_store.FILE).unlink()
+    third, (x, y) = Site(root, 7, 10), points(12, 7)
+    third.label(x, [NAMES[k] for k in y], live.now())
+    third.end()
+    assert len(tasks_of(root)) == 2
+    assert np.load(root / "7/feedback-0/train_x.npy").shape == (12, 2), "nor written over"
+
+
+def test_what_is_refused_leaves_an_alarm_for_the_next_task(root, live, monkeypatch):
+    def refused(*args: Any, **more: Any) -> Any:
+        raise DataError("no")
+
+    x, y = points(2 * AT_ALARM, 9)
+    names = [NAMES[k] for k in y]
+    here = Site(root, 7, 1000)
+    assert here.store is not None
+    here.store.keep({OWED: "it moved"})
+    with monkeypatch.context() as patched:
+        patched.setattr(site, "add_task", refused)
+        here.label(x[:AT_ALARM], names[:AT_ALARM], live.now())
+        here._pool.submit(int).result()
+    here.label(x[AT_ALARM:], names[AT_ALARM:], live.now())
+    here.end()
+    assert tasks_of(root)[1].drifted == "it moved"
+
+
+def test_a_model_for_other_data_answers_and_nothing_of_it_is_kept(root, live, caplog):
+    about = json.loads((root / "7/client.json").read_text())
+    for part in ("train", "test"):
+        np.save(root / f"7/task-0/{part}_x.npy", np.zeros((120, 3), np.float32))
+    (root / "7/client.json").write_text(json.dumps({**about, "input_shape": [3]}))
+    here = Site(root, 7, 10)
+    assert not asked(here, live.now(), points(WINDOW)[0])
+    with pytest.raises(DataError, match=r"takes \[2\], and the client's data have \[3\]"):
+        here.label(points(1)[0], ["no"], live.now())
+    here.end()
+    assert "neither watched nor kept: the model takes [2]" in caplog.text
+    assert here.watch.windows == 0
+
+
+def test_what_was_asked_goes_by_age_and_costs_no_more_with_more_of_it(tmp_path, monkeypatch):
+    store, one = LabelStore(tmp_path, [2]), Asked(np.zeros((1, 2), np.float32), [0], 1)
+    steps = list[int]()
+    store._db.set_progress_handler(lambda: steps.append(1), 1)
+
+    def cost_of(name: str) -> int:
+        steps.clear()
+        store.ask(name, one)
+        return len(steps)
+
+    first = [cost_of(str(name)) for name in range(3)][-1]
+    assert [cost_of(str(name)) for name in range(3, 300)][-1] < 2 * first
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + label_store.KEPT_S + 9)
+    store.ask("new", one)
+    assert store.asked("0") is None
+    assert store.asked("299") is None
+    assert store.asked("new") is not None
+    monkeypatch.setattr(label_store, "MAX_BYTES", 1 << 10)
+    with pytest.raises(ArchiveNotWritten, match="keeps no request of"):
+        store.ask("long", Asked(np.zeros((100, 2), np.float32), [*range(100)], 100))
+    store.close()
 
 
 # --- drift ----------------------------------------------------------------------------------------
