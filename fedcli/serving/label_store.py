@@ -38,7 +38,7 @@ TABLES = (
     "about TEXT)",
     "CREATE INDEX IF NOT EXISTS by_age ON asked (at)",
     "CREATE TABLE IF NOT EXISTS rows (seq INTEGER PRIMARY KEY, key BLOB UNIQUE, x BLOB, "
-    "class TEXT, batch INTEGER)",
+    "class TEXT, call INTEGER, batch INTEGER)",
     "CREATE INDEX IF NOT EXISTS by_batch ON rows (batch)",
     "CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT)",
 )
@@ -61,6 +61,8 @@ class Batch(NamedTuple):
     number: int
     x: Array
     classes: Sequence[str]
+    calls: Sequence[int]
+    """Which rows came together."""
 
 
 class LabelStore:
@@ -157,14 +159,15 @@ class LabelStore:
         """
         told = Counter[str]()
         with self._changing(safely=True) as db:
+            (call,) = db.execute("SELECT coalesce(max(seq), 0) FROM rows").fetchone()
             for one, name in zip(x, classes, strict=True):
                 content = np.ascontiguousarray(one).tobytes()
                 key = sha256(content).digest()
                 before = db.execute("SELECT class, batch FROM rows WHERE key = ?", (key,))
                 had = before.fetchone()
                 if had is None:
-                    row = key, content, name
-                    db.execute("INSERT INTO rows (key, x, class) VALUES (?, ?, ?)", row)
+                    row = key, content, name, call
+                    db.execute("INSERT INTO rows (key, x, class, call) VALUES (?, ?, ?, ?)", row)
                     told["taken"] += 1
                 elif had[0] == name:
                     told["known"] += 1
@@ -193,17 +196,18 @@ class LabelStore:
         """Return the batches that were gathered and are no task yet, in their order."""
         with self._lock, self._told():
             found = self._db.execute(
-                "SELECT batch, x, class FROM rows WHERE batch IS NOT NULL AND x IS NOT NULL "
+                "SELECT batch, x, class, call FROM rows WHERE batch IS NOT NULL AND x IS NOT NULL "
                 "ORDER BY batch, seq"
             ).fetchall()
-        by_number = dict[int, list[tuple[bytes, str]]]()
-        for number, content, name in found:
-            by_number.setdefault(number, []).append((content, name))
+        by_number = dict[int, list[tuple[bytes, str, int]]]()
+        for number, *row in found:
+            by_number.setdefault(number, []).append(tuple(row))
         return [
             Batch(
                 number,
-                np.frombuffer(b"".join(x for x, _ in rows), kind).reshape(-1, *self._shape),
-                [name for _, name in rows],
+                np.frombuffer(b"".join(x for x, _, _ in rows), kind).reshape(-1, *self._shape),
+                [name for _, name, _ in rows],
+                [call for _, _, call in rows],
             )
             for number, rows in by_number.items()
         ]

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedcli.data.cuts.held_out import last_groups
 from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.store.client_data import ClientData, save_arrays
 from fedcli.data.store.growing import Added, add_task
@@ -34,7 +35,7 @@ from fedcli.serving.live_model import Loaded
 from fedcli.serving.served_inputs import InputWatch
 from fedmodels.class_names import near
 from fedmodels.config.combinations import part_at
-from fedmodels.config.transforms import channels_in
+from fedmodels.config.transforms import TableTransform, channels_in, parse_transform
 from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, reason_of
 from fedmodels.files import sync_path, write_atomically
@@ -240,7 +241,14 @@ class Site:
         folder.mkdir()
         names = sorted({*batch.classes})
         labels = np.array([names.index(name) for name in batch.classes], dtype=np.int64)
-        save_arrays(folder, {"train_x": batch.x, "train_y": labels})
+        arrays = {"train_x": batch.x, "train_y": labels}
+        if (share := overlapping_share(self._data)) is not None:
+            test = last_groups(np.zeros_like(labels), np.array(batch.calls), share)
+            parts = (("train", ~test), ("test", test))
+            arrays = {
+                f"{n}_{v}": of[k] for n, k in parts for v, of in (("x", batch.x), ("y", labels))
+            }
+        save_arrays(folder, arrays)
         write_atomically(folder / "dataset.json", json.dumps({"class_names": names}), sync=True)
         sync_path(folder.parent)
 
@@ -261,6 +269,22 @@ def learns_targets(data: ClientData) -> bool:
     """Tell whether a client's data have targets and no classes."""
     found = part_at("fedmodels.problems.targets:targets_in")(data.file.transform, data.directory)
     return found is not None
+
+
+def overlapping_share(data: ClientData) -> float | None:
+    """Return the part that is for testing of windows that overlap; None where rows stand alone.
+
+    Windows of one call stay together: an example for testing shares no rows with one of training.
+    """
+    how = parse_transform(data.file.transform, data.directory)
+    columns = how.columns if isinstance(how, TableTransform) else None
+    if (
+        columns is None
+        or columns.window is None
+        or (columns.hop or columns.window) >= columns.window
+    ):
+        return None
+    return columns.test_share
 
 
 def places_of(inputs: NewInputs) -> tuple[list[int], int]:

@@ -275,6 +275,26 @@ def test_labels_that_are_no_task_stay_beside_the_data(root, live, caplog, monkey
     assert np.load(root / "7/feedback-0/train_x.npy").shape == (12, 2), "nor written over"
 
 
+@pytest.mark.parametrize(("sizes", "tested"), [([4, 3, 1, 3], {3}), ([11], set())])
+def test_windows_that_overlap_are_of_one_part(root, live, sizes, tested, monkeypatch):
+    """Those of one call are of one recording: its windows are all for training, or for testing."""
+    monkeypatch.setattr(Site, "_strange", lambda site, now: "")
+    columns = {"label": "y", "features": ["a"], "window": 4, "hop": 2}
+    for part in ("train", "test"):
+        np.save(root / f"7/task-0/{part}_x.npy", np.zeros((120, 1, 4), np.float32))
+    about = json.loads((root / "7/client.json").read_text())
+    about |= {"input_shape": [1, 4], "transform": {"kind": "table", "columns": columns}}
+    (root / "7/client.json").write_text(json.dumps(about))
+    here = Site(root, 7, 11)
+    for call, size in enumerate(sizes):
+        x = np.random.default_rng(call).normal(call, 0.01, (size, 1, 4)).astype(np.float32)
+        here.label(x, [NAMES[n % 2] for n in range(size)], live.now())
+    here.end()
+    data = open_data(root, 7)
+    calls = [{*data.raw(1, p)[0].round().ravel().tolist()} for p in ("train", "test")]
+    assert calls == [{*range(len(sizes))} - tested, tested]
+
+
 def test_what_is_refused_leaves_an_alarm_for_the_next_task(root, live, monkeypatch):
     def refused(*args: Any, **more: Any) -> Any:
         raise DataError("no")
