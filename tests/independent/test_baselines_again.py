@@ -488,7 +488,7 @@ def per_fedavg(world: World) -> Expected:
 
 
 def fedtgp(world: World) -> Expected:
-    """Zhang et al.: lambda = 1.5, S = 3, batches of 4 at rate 0.2, a margin of 0.3 at most."""
+    """Zhang et al.: lambda = 1.5, S = 3, batches of 4 at rate 0.2, a margin of 50 at most."""
     own, everyone = dict.fromkeys(CLIENTS, world.first), dict[int, Tensor]()
     tgp = dict(init_server(method_of(world.experiment), world.run).own.weights)
     for number in ROUNDS:
@@ -508,10 +508,8 @@ def fedtgp(world: World) -> Expected:
         centres = {
             k: torch.stack([v for j, v in pairs if j == k]).mean(0) for k in {k for k, _ in pairs}
         }
-        nearest = [
-            min((v - w).norm() for j, w in centres.items() if j != k) for k, v in centres.items()
-        ]
-        delta, draws = min(max(nearest).item(), 0.3), world.drawn("server", number)
+        apart = [(v - w).norm().item() for v in centres.values() for w in centres.values()]
+        delta, draws = min(max(apart), 50.0), world.drawn("server", number)
         live = {k: t.clone().requires_grad_() for k, t in tgp.items()}
 
         def prototypes(live=live) -> Tensor:
@@ -557,7 +555,7 @@ LOOPS: Mapping[str, tuple[Callable[[World], Expected], Mapping[str, Any]]] = {
     "per-fedavg": (per_fedavg, {"alpha": 0.2, "delta": 0.01}),
     "fedtgp": (
         fedtgp,
-        {"lam": 1.5, "server_epochs": 3, "server_batch": 4, "server_lr": 0.2, "margin": 0.3},
+        {"lam": 1.5, "server_epochs": 3, "server_batch": 4, "server_lr": 0.2, "margin": 50.0},
     ),
     "flash": (flash, {"eta": 0.02, "gamma": 0.2, "tau": 0.01, "watched": 9}),
 }

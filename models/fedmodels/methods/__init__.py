@@ -35,6 +35,7 @@ VARIED = {
     "fedali": "fedali",
     "fedper": "heads",
     "fedrep": "heads",
+    "fedtgp": "fedtgp",
 }
 """Method -> the module of ``variants`` that says in ``OF`` which variants the method has."""
 

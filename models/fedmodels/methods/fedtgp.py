@@ -148,12 +148,15 @@ class FedTgp(FedAvg):
         return replace(state, common=common, own=own), {}
 
     def _margin(self, means: Tensor) -> float:
-        """Return the largest of the classes' distances to their nearest class, at most tau."""
+        """Return delta(t): how far classes are apart, at most tau."""
         if len(means) < 2:
             return self.margin
         apart = torch.cdist(means, means, compute_mode="donot_use_mm_for_euclid_dist")
-        apart.fill_diagonal_(torch.inf)
-        return min(float(apart.amin(1).max()), self.margin)
+        return min(self.largest(apart), self.margin)
+
+    def largest(self, apart: Tensor) -> float:
+        """Return the margin that distances between means (K, K) give."""
+        return float(apart.max())
 
     # --- client half ---------------------------------------------------------------------------
 

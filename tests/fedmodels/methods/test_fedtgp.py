@@ -55,10 +55,11 @@ def test_a_step_of_the_server_by_hand():
 
 
 def test_the_margin_by_hand():
-    """Means at 0, 1 and 5 are 1, 1 and 4 from their nearest; a single class has no distance."""
+    """Means at 0, 1 and 5 are 5 apart at most; from their nearest they are 1, 1 and 4."""
     method, _ = world(classes=3, margin=10.0)
     means = torch.tensor([[0.0], [1.0], [5.0]])
-    assert method._margin(means) == 4.0
+    assert method._margin(means) == 5.0
+    assert world(margin=10.0, reading={"margin_over": "nearest"})[0]._margin(means) == 4.0
     assert method._margin(means[:1]) == 10.0
     assert world(margin=2.5)[0]._margin(means) == 2.5
     assert world(margin=0.0)[0]._margin(means) == 0.0
