@@ -14,7 +14,7 @@ from fedcli.runtime.client_part import ClientPart, Training
 from fedmodels.errors import DataError
 from fedmodels.parts.prequential import Prequential
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.asked import local_view
+from fedmodels.training.asked import fits_for_scores, local_view
 from fedmodels.training.scoring import score
 
 LAST = f"{Prequential.section}last"
@@ -47,7 +47,7 @@ class TestThenTrain(ClientPart):
         stream.meet(task + 1)
         parts = (stream.train(task), stream.test(task))
         x, y = (torch.cat(some) for some in zip(*parts, strict=True))
-        of_all = local_view(method) == "global"
+        of_all = local_view(method) == "global" or fits_for_scores(method)
         state = Bundle() if of_all else half.state
         view = "global" if of_all else "after_downlink"
         ctx = replace(half.ctx, view=view, made={}, metrics={}, asked=set())

@@ -21,10 +21,10 @@ from typing import ClassVar, Literal
 from fedmodels.config.bounds import Count
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
+from fedmodels.training.criterion import fitting
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Phase
 
@@ -65,7 +65,7 @@ class FedBABU(FedAvg):
         super().load(ctx, payload, state)
         if ctx.view == "after_downlink":
             x, y = ctx.stream.train(ctx.task)
-            with seeded(ctx.seed("dropout")):
+            with fitting(ctx, y):
                 self.fit(ctx, x, y, None)
 
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:

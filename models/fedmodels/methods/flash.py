@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmodels.config.bounds import Count, NonNegative, Positive
+from fedmodels.config.bounds import MAX_COUNT, NonNegative, Positive
 from fedmodels.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
@@ -35,6 +35,8 @@ from fedmodels.training.method import Reduced
 from fedmodels.training.run import RunFacts
 
 Memory = Annotated[float, Field(ge=0, lt=1)]
+Every = Literal[0] | Annotated[int, Field(ge=2, le=MAX_COUNT)]
+"""Each so many-th, but not all of them; 0: none."""
 
 
 @dataclass
@@ -64,7 +66,7 @@ class Flash(FedAvg):
     """Degree of adaptivity: it is added to the denominator, and v begins at its square."""
     gamma: NonNegative = 0.004
     """A client stops after epoch e if its loss fell by less than gamma / e."""
-    watched: Count = 10
+    watched: Every = 10
     """Each so many-th example is not trained on, and the loss of these tells when to stop. With 0,
     or where there are none, all are trained on, and tell."""
 

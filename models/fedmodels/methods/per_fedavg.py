@@ -27,6 +27,7 @@ from fedmodels.nets.split import load_weights
 from fedmodels.numerics.weight_terms import tilt
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.criterion import fitting
 from fedmodels.training.loop import EpochLoop
 from fedmodels.training.optimizer import descend
 from fedmodels.training.steps import begin_phase
@@ -60,11 +61,12 @@ class PerFedAvg(FedAvg):
         ctx.net.train()
         draws, size = ctx.generator(), ctx.run.experiment.training.batch_size
         least = 2 if ctx.net.normalises_batches else 1
-        for _ in range(self.personal_steps if len(y) >= least else 0):
-            moved = self._moved(ctx, *_drawn(x, y, size, draws))
-            with torch.no_grad():
-                for name, w in _live(ctx).items():
-                    w.copy_(moved[name])
+        with fitting(ctx, y):
+            for _ in range(self.personal_steps if len(y) >= least else 0):
+                moved = self._moved(ctx, *_drawn(x, y, size, draws))
+                with torch.no_grad():
+                    for name, w in _live(ctx).items():
+                        w.copy_(moved[name])
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: None) -> float:
         loop, draws = EpochLoop(self, ctx, x, y, refs), ctx.generator()
@@ -75,8 +77,8 @@ class PerFedAvg(FedAvg):
                 own = self._moved(ctx, *others[0])  # w~
                 given = {name: w.requires_grad_() for name, w in own.items()}
                 loss = ctx.criterion(functional_call(ctx.net, given, (batch.x,)), batch.y)
-                found = dict(zip(given, torch.autograd.grad(loss, [*given.values()]), strict=True))
-                loop.end_step(batch, self._step(ctx, optimizer, loss, found, *others[1]))
+                found = self._step(ctx, optimizer, loss, _gradients(loss, given), *others[1])
+                loop.end_step(batch, found)
         return loop.end()
 
     def _step(
@@ -116,7 +118,13 @@ class PerFedAvg(FedAvg):
         given = {name: w.detach().requires_grad_() for name, w in at.items()}
         kept = {name: each.clone() for name, each in ctx.net.named_buffers()}
         loss = ctx.criterion(functional_call(ctx.net, {**given, **kept}, (x,)), y)
-        return dict(zip(given, torch.autograd.grad(loss, [*given.values()]), strict=True))
+        return _gradients(loss, given)
+
+
+def _gradients(loss: Tensor, given: Named) -> Named:
+    """Return the gradient of a loss; it is 0 for a parameter that the loss does not look at."""
+    found = torch.autograd.grad(loss, [*given.values()], materialize_grads=True)
+    return dict(zip(given, found, strict=True))
 
 
 def _live(ctx: ClientContext) -> Named:

@@ -85,6 +85,15 @@ def local_view(method: Method) -> str:
     return str(asked(method, "local_view", {}, last))
 
 
+FITS = dict.fromkeys(("fedbabu", "per-fedavg"), True)
+"""Methods whose clients fit their model to the open task anew whenever it is scored."""
+
+
+def fits_for_scores(method: Method) -> bool:
+    """Tell whether a client's own model has trained on the open task, whatever it is scored on."""
+    return bool(asked(method, "", FITS, False))
+
+
 def global_weights(method: Method, common: Bundle) -> Weights:
     """Return the global model's weights, of the common part of a payload or of the state."""
     found: Weights = asked(method, "global_weights", {}, lambda common: common.weights)(common)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,9 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.config.training import Training
 from fedmodels.errors import ConfigError
+from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import SharedPart
@@ -36,6 +39,19 @@ def criterion_of(run: RunFacts, y: Tensor) -> Criterion:
     if training.loss == "cross-entropy":
         return CrossEntropy(weights, training.label_smoothing)
     return Focal(weights, training.focal_gamma)
+
+
+@contextmanager
+def fitting(ctx: ClientContext, y: Tensor) -> Iterator[None]:
+    """Let a model that is fitted for a score have the loss and the seed of a training on ``y``."""
+    before = ctx.criterion
+    if ctx.run.experiment.training.own_loss:
+        ctx.criterion = criterion_of(ctx.run, y)
+    try:
+        with seeded(ctx.seed("dropout")):
+            yield
+    finally:
+        ctx.criterion = before
 
 
 @dataclass(frozen=True)

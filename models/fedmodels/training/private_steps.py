@@ -111,6 +111,7 @@ class HiddenExamples:
         privacy = run.experiment.privacy
         if privacy is None or not len(y):
             return None
+        _check_looks(method)
         contents = ctx.stream.contents(ctx.task, up_to=method.trains_on == "history")
         if len(contents) != len(y):
             raise ConfigError(
@@ -217,15 +218,20 @@ def _kept(run: RunFacts, state: Bundle) -> list[str]:
 
 LOOKS = {
     "flash": "stops by the loss of its examples",
+    "fedbabu": "fine-tunes on them without noise for each score",
     "per-fedavg": "takes gradients of them beside its steps",
 }
 """Methods whose clients look at their examples beside their steps, and how."""
 
 
-def check_hides_examples(method: Method, run: RunFacts) -> None:
-    """Check that clients can hide their examples; ConfigError says what stands against it."""
+def _check_looks(method: Method) -> None:
     if looks := asked(method, "", LOOKS, ""):
         raise ConfigError(f'[privacy] level = "example": method {method.name!r} {looks}')
+
+
+def check_hides_examples(method: Method, run: RunFacts) -> None:
+    """Check that clients can hide their examples; ConfigError says what stands against it."""
+    _check_looks(method)
     if method.trains_on not in ("task", "history"):
         raise ConfigError(
             '[privacy] level = "example" counts trainings on examples, and here clients train on '

@@ -50,9 +50,9 @@ def data_tested_later(digits: Path, root: Path) -> Path:
     return root
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "per-fedavg"])
 def test_the_next_task_is_scored_before_anybody_trains_on_it(digits, tmp_path, method):
-    """The model is that which the client holds."""
+    """The model is that which the client holds; where it would fit one to the task, everybody's."""
     whole = run_in_process(experiment_with(method=method), digits, tmp_path / "run")
     found = told(tmp_path / "run")
     assert [sorted(row) for row in found] == [[], [*CLIENTS]]

@@ -2,13 +2,15 @@ import pytest
 import torch
 from torch import nn
 
+from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.tensors.archive import load, load_named
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import START, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
-from fedmodels.training.loop import train_locally
+from fedmodels.training.loop import ClientHalf, train_locally
+from fedmodels.training.private_steps import HiddenExamples, check_hides_examples
 from fedmodels.training.run import RunFacts
 from fedtide.inprocess import run_in_process
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
@@ -57,6 +59,31 @@ def test_two_clients_by_hand():
     expected = 1 + w * (1 - torch.sigmoid(torch.tensor(2 * w)).item())
     assert ctx.net.head.weight.flatten().tolist() == pytest.approx([expected, -expected], abs=1e-6)
     assert ctx.net.base.weight.item() == pytest.approx(w, abs=1e-6)
+
+
+def test_fine_tuning_has_the_loss_of_the_run():
+    """A head step of lr 1 at w = 1; of the smoothed label (3/4, 1/4) p = 3/4 - sigmoid(2)."""
+    experiment = fedbabu({"lr": 1.0, "label_smoothing": 0.5}, fine_tune="head", fine_tune_epochs=1)
+    method, ctx = method_of(experiment), one_number(experiment, 0)
+    ctx.view = "after_downlink"
+    method.load(ctx, Bundle(weights_of(ctx.net)), Bundle())
+    expected = 1 + 0.75 - torch.sigmoid(torch.tensor(2.0)).item()
+    assert ctx.net.head.weight.flatten().tolist() == pytest.approx([expected, -expected], abs=1e-6)
+
+
+def test_hidden_examples_are_refused_in_a_line():
+    """By the coordinator before a run, and by a client that it asks all the same."""
+    privacy = {"level": "example", "noise_multiplier": 1.0, "clip": 1.0, "delta": 1e-5}
+    for name in ("fedbabu", "flash", "per-fedavg"):
+        experiment = tiny_experiment(method=name, privacy=privacy)
+        method, ctx = method_of(experiment), one_number(experiment, 0)
+        line = f'level = "example": method {name!r} (fine-tunes|stops|takes)'
+        with pytest.raises(ConfigError, match=line):
+            check_hides_examples(method, ctx.run)
+        half = ClientHalf(method, ctx, Bundle(weights_of(ctx.net)), Bundle())
+        half.y = torch.zeros(1)
+        with pytest.raises(ConfigError, match=line):
+            HiddenExamples.of(half)
 
 
 @pytest.mark.parametrize(("part", "moves"), [("all", "base head"), ("body", "base")])

@@ -2,11 +2,11 @@ import pytest
 import torch
 
 from fedmodels.errors import ConfigError
+from fedmodels.methods import make
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import Position, ServerContext
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
-from fedmodels.training.private_steps import check_hides_examples
 from fedmodels.training.run import RunFacts
 from fedmodels.training.server_optimizer import check_server_optimizer
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
@@ -97,5 +97,5 @@ def test_what_does_not_go_with_it_is_told_in_a_line():
     method, run = method_of(experiment), RunFacts(experiment, Problem((1, 8, 8), 10))
     with pytest.raises(ConfigError, match="is an optimiser itself: leave it out"):
         check_server_optimizer(method, run)
-    with pytest.raises(ConfigError, match="'flash' stops by the loss of its examples"):
-        check_hides_examples(method, run)
+    with pytest.raises(ConfigError, match=r"method\.watched: .* 0 or greater than or equal to 2"):
+        make("flash", watched=1)

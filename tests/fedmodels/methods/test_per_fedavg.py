@@ -1,11 +1,8 @@
 import pytest
 import torch
 
-from fedmodels.errors import ConfigError
-from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.loop import train_locally
-from fedmodels.training.private_steps import check_hides_examples
-from fedmodels.training.run import RunFacts
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 
 KEY = "head/weight"
@@ -89,8 +86,49 @@ def test_a_frozen_part_stays(digits, tmp_path):
     assert all(torch.equal(ctx.net.frozen_tensors()[k], t) for k, t in before.items())
 
 
-def test_hidden_examples_are_refused_in_a_line():
-    experiment = tiny_experiment(method="per-fedavg")
-    run = RunFacts(experiment, Problem((1, 8, 8), 10))
-    with pytest.raises(ConfigError, match="'per-fedavg' takes gradients of them beside its steps"):
-        check_hides_examples(method_of(experiment), run)
+def test_a_step_of_ones_own_has_the_loss_of_the_run():
+    """Of the smoothed label (3/4, 1/4) the gradient at 0 is -(3/4 - 1/2), so theta is 1/8."""
+    experiment = tiny_experiment(
+        method={"name": "per-fedavg", "alpha": 0.5}, training={"label_smoothing": 0.5}
+    )
+    ctx = linear_context(experiment, [[1.0]], [0])
+    ctx.view = "after_downlink"
+    method_of(experiment).load(ctx, START, Bundle())
+    assert ctx.net.head.weight.flatten().tolist() == pytest.approx([0.125, -0.125])
+
+
+DROPS = """
+import torch
+from torch import nn
+
+class Drops(nn.Module):
+    def __init__(self, num_classes, input_shape):
+        super().__init__()
+        self.features = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(0.5))
+        self.features.unused = nn.Parameter(torch.ones(2))
+        self.head = nn.Linear(8, num_classes)
+"""
+
+
+@pytest.mark.parametrize("approximation", ["fo", "hf"])
+def test_dropout_is_drawn_of_the_client_and_what_nothing_uses_stays(
+    digits, tmp_path, approximation
+):
+    """Of a score, whatever the process did before: a client that was killed has its bits."""
+    (tmp_path / "drops.py").write_text(DROPS, "utf-8")
+    experiment = tiny_experiment(
+        method={"name": "per-fedavg", "alpha": 0.5, "approximation": approximation},
+        net={"name": f"{tmp_path}/drops.py:Drops"},
+    )
+    method, found = method_of(experiment), []
+    for seed in (0, 1):
+        ctx = context_of(experiment, digits)
+        payload, state = payload_of(experiment, ctx)
+        ctx.view = "after_downlink"
+        torch.manual_seed(seed)
+        method.load(ctx, payload, state)
+        found.append({k: t.clone() for k, t in ctx.net.tensors().items()})
+    assert all(torch.equal(t, found[1][k]) for k, t in found[0].items())
+    assert not torch.equal(found[0]["head/weight"], payload.weights["head/weight"])
+    sent = train_locally(method, context_of(experiment, digits), payload, state).upload.weights
+    assert sent["base/unused"].tolist() == [1.0, 1.0]
