@@ -14,6 +14,7 @@ Shapes: B examples, T places of a layer (tokens, cells), i and o its inputs and 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,9 +97,9 @@ def bounded(
         for parameter in trained.values():
             parameter.grad = None
         return None
-    for key, copy in copies.items():
+    for key, own in copies.items():
         watch.found[id(trained[key])] = kept(
-            torch.zeros_like(copy) if copy.grad is None else copy.grad
+            torch.zeros_like(own) if own.grad is None else own.grad
         )
     found = [watch.found.get(id(p)) or nothing(p, size) for p in trained.values()]
     squares = torch.stack([squares for squares, _ in found]).sum(0)
@@ -163,9 +164,11 @@ class WithoutDropout(TorchFunctionMode):
 
 
 DROPS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
-_KEPT_APART: WeakKeyDictionary[SplitNet, dict[frozenset[str], frozenset[str] | None]] = (
-    WeakKeyDictionary()
-)
+MADE_UP = 4
+"""Examples at least of the batch in which a net is seen to keep them apart."""
+Tried = tuple[frozenset[str], bool, bool]
+"""The parameters that trained, and the modes of base and head."""
+_KEPT_APART: WeakKeyDictionary[SplitNet, dict[Tried, frozenset[str] | None]] = WeakKeyDictionary()
 
 
 def apart_in(
@@ -173,9 +176,10 @@ def apart_in(
 ) -> frozenset[str] | None:
     """Return which parameters need a copy for each example; None for a net that must be mapped.
 
-    Three made-up examples have to give the norms and the sum that their own gradients have. So a
-    net whose examples meet one another, or that draws by itself, is mapped. It is found out once
-    for a net, and every process finds the same.
+    No made-up example may feel the others, and three of them have to give the norms and the sum
+    that their own gradients have. So a net whose examples meet one another, or that draws by
+    itself, is mapped. It is found out once for a net and its mode, and every process finds the
+    same.
 
     Args:
         net: in the mode of training.
@@ -183,20 +187,21 @@ def apart_in(
         batch: of the form of those that follow.
     """
     found, keys = _KEPT_APART.setdefault(net, {}), frozenset(trained)
-    if keys not in found:
+    mode = keys, net.base.training, net.head.training
+    if mode not in found:
         try:
             with seeded(0), WithoutDropout():
-                found[keys] = _tried(net, trained, batch)
+                found[mode] = _tried(net, keys, batch)
         except Exception:  # whatever torch says of a layer: mapping says it again, or takes it
-            found[keys] = None
-        for parameter in trained.values():
-            parameter.grad = None
-    return found[keys]
+            found[mode] = None
+    return found[mode]
 
 
-def _tried(
-    net: SplitNet, trained: Mapping[str, nn.Parameter], batch: Batch
-) -> frozenset[str] | None:
+def _tried(net: SplitNet, keys: frozenset[str], batch: Batch) -> frozenset[str] | None:
+    net = _filled(net)
+    if net.mixes_examples or not batch.x.is_floating_point() or _meet(net, batch.x):
+        return None
+    trained = {k: p for k, p in net.parameters_by_key().items() if k in keys}
     x = torch.randn(3, *batch.x.shape[1:]).to(batch.x)
     made_up = Batch(x, torch.zeros(len(x)).to(batch.y), torch.arange(len(x)).to(batch.index))
     with Watched(trained.values()) as watch:
@@ -211,6 +216,36 @@ def _tried(
     same = torch.allclose(norms, one_by_one.norm(dim=1), rtol=CLOSE)
     same = same and float((at_once.total(factors) - total).norm()) <= CLOSE * float(total.norm())
     return apart if same else None
+
+
+def _filled(net: SplitNet) -> SplitNet:
+    """Return a copy of a net in float32 in which no parameter is 0: nothing hides behind it.
+
+    A branch that begins at 0, such as an adapter's, would show nothing of what is before it.
+    torch cannot map all layers in bfloat16.
+    """
+    net = copy.deepcopy(net)
+    net.mixed_precision = False
+    for parameter in net.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=0.1)
+    return net
+
+
+@torch.no_grad()
+def _meet(net: SplitNet, x: Tensor) -> bool:
+    """Tell whether an example's output depends on others of its batch, which are like ``x``.
+
+    What is no number stays none in every sum, however little it weighs there.
+    """
+    x = torch.randn(max(MADE_UP, len(x)), *x.shape[1:]).to(x)
+    alone = torch.full_like(x, math.nan)
+    alone[1] = x[1]
+    pairs = []
+    for given in (x, alone):
+        z = net.features(given)
+        pairs.append(torch.cat([z[1], net.head(z)[1]]))
+    return not torch.allclose(*pairs, rtol=CLOSE)
 
 
 def _squares(batch: Batch, out: Output) -> Tensor:
