@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup proto proto-check proto-freeze format lint types test test-unit test-whole test-loopback test-gpu \
+.PHONY: help setup constraints proto proto-check proto-freeze format lint types test test-unit test-whole test-loopback test-gpu \
 	test-instruction-sets test-beside test-flower test-lowest test-sdist coverage soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
 	compare-fedmlp paper-tables report build release-notes clean check
 
@@ -49,6 +49,10 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m pip install --quiet --editable '.[dev]'
 	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["protoc"])' \
 		| xargs $(PYTHON) -m pip install --quiet --no-deps --upgrade --target $(PROTOC) && touch $@
+
+constraints: $(STAMP)  ## write constraints.txt: the releases in .venv, with which CI runs the suite on Python 3.11
+	mkdir -p build && $(PYTHON) -m pip freeze --exclude-editable | grep -vE '^(nvidia-|cuda-|triton)' | sed 's/+.*//' >build/constraints.txt
+	mv build/constraints.txt constraints.txt
 
 proto: $(STAMP)  ## write the stubs of the schema
 	PYTHONPATH=$(PROTOC) $(PYTHON) -m grpc_tools.protoc -I proto --python_out=$(STUBS) --pyi_out=$(STUBS) $(PROTOS)

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from yaml import safe_load
 
 ROOT = Path(__file__).parent.parent.parent
@@ -47,6 +49,18 @@ def test_tests_run_on_every_python_that_is_named():
     named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
     assert set(named) <= tried
     assert f">={min(named, key=lambda v: int(v.partition('.')[2]))}" == PROJECT["requires-python"]
+
+
+def test_constraints_hold_all_that_the_suite_needs():
+    """They bind where CI runs on the oldest Python, and nowhere where other releases are tried."""
+    jobs = safe_load((GITHUB / "workflows" / "ci.yml").read_text())["jobs"]
+    bound = {name for name, job in jobs.items() if "PIP_CONSTRAINT" in job.get("env", {})}
+    assert bound == {"form", "tests", "instructions"}
+    lines = (ROOT / "constraints.txt").read_text().split()
+    pinned = {canonicalize_name(name): version for name, version in (x.split("==") for x in lines)}
+    for line in [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]:
+        wanted = Requirement(line)
+        assert wanted.specifier.contains(pinned[canonicalize_name(wanted.name)]), line
 
 
 def test_a_workflow_may_do_little():
