@@ -71,7 +71,7 @@ ROOMS = {
     "fedmodels": (
         "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
         "files", "line_file", "code_names", "own_code", "http_server", "spans",
-        "commands", "processes", "tensors", "class_names",
+        "completion", "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
         "usual", "resolution", "config_file", "options",

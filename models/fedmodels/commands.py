@@ -49,6 +49,10 @@ def run_command(
     try:
         for word in [*(sys.argv[1:] if arguments is None else arguments), *_values(prefix)]:
             require_utf8(word)
+        if os.environ.get(f"_{prefix}_COMPLETE") == "complete_bash":
+            from fedmodels.completion import for_bash
+
+            app = for_bash(app)
         with refuse_exits():
             app(arguments, **given)
     except RunStopped as stopped:

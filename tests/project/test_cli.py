@@ -447,14 +447,25 @@ def test_a_key_of_set_is_completed(begun, some):
     assert complete_key(begun) == some
 
 
-def test_values_are_completed_in_a_shell():
-    words = {
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("init qui", ["quickstart"]),
+        ("launch x --set method.name = fedpro", ["fedprox", "fedproto"]),
+        ("launch x --set = net.name = mlp", ["mlp"]),
+        ("launch x --set seed = 1 --set schedule.ro", ["schedule.rounds="]),
+    ],
+)
+def test_values_are_completed_in_a_shell(words, offered):
+    """As bash takes words apart: a sign ``=`` is a word of its own."""
+    given = ["fedsrv", *words.split()]
+    shell = {
         "_FEDSRV_COMPLETE": "complete_bash",
-        "COMP_WORDS": "fedsrv init qui",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": "\n".join(given),
+        "COMP_CWORD": str(len(given) - 1),
     }
     command = [str(Path(sys.executable).with_name("fedsrv"))]
     found = subprocess.run(
-        command, env={**os.environ, **words}, capture_output=True, text=True, check=False
+        command, env={**os.environ, **shell}, capture_output=True, text=True, check=False
     )
-    assert found.stdout.split() == ["quickstart"]
+    assert found.stdout.split() == offered
