@@ -97,7 +97,8 @@ class LabelStore:
             yield
         except (OSError, sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
             # full, of another process, or closed
-            raise ArchiveNotWritten(f"{self.place} cannot be used: {error}") from None
+            whose = "another server has it" if "locked" in str(error) else error
+            raise ArchiveNotWritten(f"{self.place} cannot be used: {whose}") from None
         except sqlite3.DatabaseError as error:
             raise DataError(
                 f"{self.place} is damaged ({error}): move it away; labels that wait in it are lost"

@@ -586,7 +586,7 @@ class Stages(Timetable):
             return bool(moving)
         if begins.every_s is not None and waited >= begins.every_s:
             return True
-        if begins.drift and marked_in("drifted", moving, self.known):
+        if begins.drift and any(self._waits_after_drift(*one) for one in moving.items()):
             return True
         if begins.score_drop is None or not is_idle or moving == self._looked_at:
             return False
@@ -596,6 +596,11 @@ class Stages(Timetable):
         before = record["metrics"] if record else {}
         known = before.get("a_loc_received", before.get("a_glo"))
         return accuracy is not None and known is not None and known - accuracy >= begins.score_drop
+
+    def _waits_after_drift(self, client: int, tasks: int) -> bool:
+        """Tell whether a client that may go on to so many tasks has one to come after a drift."""
+        known = self.known[client]
+        return any(tasks <= task + 1 and task not in known.set_aside for task in known.drifted)
 
     # --- rest -------------------------------------------------------------------------------------
 

@@ -212,8 +212,8 @@ def test_what_may_not_be_is_refused(root, live, monkeypatch, tmp_path):
         here.label(np.zeros((1000, 2)), ["no"] * 1000, now)
     with pytest.raises(DataError, match="the client's inputs are float32"):
         here.label(np.array([[1e39, 0]]), ["no"], now)
-    with pytest.raises(ArchiveNotWritten, match="cannot be used"):
-        LabelStore(root / "7", [2])  # of another process
+    with pytest.raises(ArchiveNotWritten, match="another server has it"):
+        LabelStore(root / "7", [2])
     here.end()
     monkeypatch.setattr(label_store, "MAX_BYTES", 256 << 10)
     small = LabelStore(tmp_path, [2])

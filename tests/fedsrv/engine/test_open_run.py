@@ -176,6 +176,16 @@ def test_a_task_that_its_site_says_came_after_drift_is_a_reason_to_go_on(drifted
     assert told == ([{"client": 0, "task": 1, "line": drifted}] if drifted else [])
 
 
+def test_a_task_after_drift_does_not_wait_for_the_one_before_it(own, tmp_path):
+    """Client 0 has a task that alone is not enough, and behind it one that is."""
+    out = tmp_path / "run"
+    add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
+    add_task(own, 0, arrays_in(tmp_path / "more", [1, 2], 1), drifted="the mean of column 0")
+    add_task(own, 0, arrays_in(tmp_path / "last", [1, 2], 2))
+    opened(own, out, "close", trigger={"new_data": 2, "drift": True})
+    assert [tasks for _, tasks in growths_of(out)[1:]] == [[[0, 2]], [[0, 3]]]
+
+
 def forget_last_task(client: Path) -> None:
     """Let a client have one task less."""
     about = json.loads((client / "client.json").read_text())
