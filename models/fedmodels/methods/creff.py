@@ -197,7 +197,8 @@ class CReFF(FedAvg):
         x, w = (
             _with_column(*pair) for pair in ((z, z.new_ones(len(z))), (fresh.weight, fresh.bias))
         )
-        onehot = np.eye(len(known), dtype=x.dtype)[use.repeat_interleave(features.shape[1])]
+        labels = use.repeat_interleave(features.shape[1]).numpy()
+        onehot = np.eye(len(known), dtype=x.dtype)[labels]
         order = ctx.generator("method")
         for _ in range(self.crt_epochs):
             permuted = torch.randperm(len(z), generator=order).numpy()

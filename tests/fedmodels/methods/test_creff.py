@@ -184,18 +184,20 @@ def test_unknown_classes_take_no_part_in_re_training():
         assert same == mask
 
 
-def test_re_training_is_sgd():
+@pytest.mark.parametrize(("each", "known"), [(5, [0, 1, 2, 3]), (1, [2])])
+def test_re_training_is_sgd(each, known):
     """One batch of everything for three epochs: the steps of autograd from the same fresh head."""
     method, ctx = server("creff", crt_epochs=0, lr_net=0.5, crt_batch_size=100)
-    features, known = drawn(4, 5, 16), torch.ones(4, dtype=torch.bool)
-    weight, bias = (t.clone().requires_grad_(True) for t in method._retrained(ctx, features, known))
-    labels = torch.arange(4).repeat_interleave(5)
+    features, labels = drawn(4, each, 16), torch.tensor(known).repeat_interleave(each)
+    is_known = torch.zeros(4, dtype=torch.bool).index_fill(0, torch.tensor(known), True)
+    fresh = method._retrained(ctx, features, is_known)
+    weight, bias = (t.clone().requires_grad_(True) for t in fresh)
     optimizer = torch.optim.SGD([weight, bias], lr=0.5)
     for _ in range(3):
         optimizer.zero_grad()
-        cross_entropy(features.flatten(0, 1) @ weight.T + bias, labels).backward()
+        cross_entropy(features[known].flatten(0, 1) @ weight.T + bias, labels).backward()
         optimizer.step()
-    found = replace(method, crt_epochs=3)._retrained(ctx, features, known)
+    found = replace(method, crt_epochs=3)._retrained(ctx, features, is_known)
     torch.testing.assert_close(found, (weight.detach(), bias.detach()), atol=1e-5, rtol=1e-4)
 
 
