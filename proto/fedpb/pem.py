@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import stat
+import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def check_pair(
         raise ConfigError(f"{option}-key {key} holds no unencrypted PEM key") from None
     if private.public_key() != certificate.public_key():
         raise ConfigError(f"{option}-key {key} is not the key of {option}-cert {cert}")
-    if key.stat().st_mode & stat.S_IROTH:
+    if sys.platform != "win32" and key.stat().st_mode & stat.S_IROTH:  # modes say nothing there
         line = "%s-key %s can be read by every user of this machine: chmod 600 it"
         log.warning(line, option, key)
 
