@@ -96,7 +96,7 @@ def _check_kind(values: NDArray[np.float64], kind: str) -> None:
         wrong = np.isfinite(values) & (np.abs(values) > np.finfo(held).max)
     else:
         low, high = (0, 1) if held.kind == "b" else (np.iinfo(held).min, np.iinfo(held).max)
-        wrong = ~((values >= low) & (values <= high) & (values % 1 == 0))
+        wrong = ~((values >= low) & (values <= high) & (np.trunc(values) == values))
     if wrong.any():
         raise DataError(f"its data hold {values[wrong].flat[0]:g}, which is no {kind}")
 

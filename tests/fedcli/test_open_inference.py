@@ -134,6 +134,7 @@ REFUSED: list[tuple[Any, str]] = [
             ("FP16", 65505),
             ("FP32", 1e39),
             ("INT64", float("nan")),
+            ("INT16", float("inf")),
         )
     ),
     (b"[" + b"0," * (1 << 18) + b"0]", "send it in parts"),
