@@ -36,7 +36,6 @@ def _tables() -> dict[str, Shown]:
     return {f"{table.paper}/{table.name}": table for table in tables_of()}
 
 
-@cache
 def shares(study: str) -> tuple[list[float], list[float]]:
     """Return the parts of the paper's steps and examples in each setting of a study, ascending.
 
