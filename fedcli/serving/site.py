@@ -274,7 +274,7 @@ def learns_targets(data: ClientData) -> bool:
 def overlapping_share(data: ClientData) -> float | None:
     """Return the part that is for testing of windows that overlap; None where rows stand alone.
 
-    Windows of one call stay together: an example for testing shares no rows with one of training.
+    Windows of one call have one part: an example for testing shares no rows with one of training.
     """
     how = parse_transform(data.file.transform, data.directory)
     columns = how.columns if isinstance(how, TableTransform) else None
