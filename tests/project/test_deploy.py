@@ -106,6 +106,9 @@ def test_what_compose_prepares_goes_where_its_user_reads_it(services, tmp_path, 
         script = script.replace(place, f"{tmp_path}{place}")
     for place in ("authority", "coordinator", "sites/0", "sites/1", "sites/2", "etc/fedtide", "it"):
         (tmp_path / place).mkdir(parents=True)
+    for left in ("data", "certs"):  # by a try that was ended
+        (tmp_path / "it" / left).mkdir()
+        (tmp_path / "it" / left / "ca.pem").touch()
     shutil.copy(DEPLOY / "demo.toml", tmp_path / "etc" / "fedtide" / "config.toml")
     script = script.replace("$$", "$").replace("chown -R 10001", "ls")
     for name in ("fedsrv", "fedcli"):
