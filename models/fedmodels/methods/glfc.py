@@ -8,7 +8,8 @@ https://github.com/conditionWang/FCIL, as no text of the paper was at hand.
     G_i / mean of G        compensation                  Gamma, encode_model  encoder
     L_GC, L_RD             compensated, the loss         S_P, monitor set     own "proxy/…"
 
-A head has all K columns from the start. Deviations: docs/methods/glfc.md.
+A head has all K columns from the start; those of classes that nobody has met are not trained, as
+the entropy of a new task comes from columns that are fresh. Deviations: docs/methods/glfc.md.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import mask_of
 from fedmodels.techniques.datafree import freeze
 from fedmodels.techniques.server_memory import with_classes
-from fedmodels.tensors.bundle import Bundle, ClientId, Histogram, Weights
+from fedmodels.tensors.bundle import Bundle, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
 from fedmodels.tensors.declared_counts import DeclaredCounts, TrainsOn
 from fedmodels.tensors.roles import of_role, part_of, under, without
@@ -44,7 +45,7 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
 LAST, BEST, KNOWN, PROXY, GRADS = "last", "best", "known", "proxy", "grads"
-MEMORY = "memory"
+MEMORY, MET = "memory", f"{KNOWN}/met"
 Examples = tuple[Tensor, Tensor]
 
 
@@ -60,6 +61,7 @@ class Work:
     learnt: Tensor  # (K,) bool, the classes in memory: old ones
     old: SplitNet | None
     known: Tensor  # (K,) bool, the classes that the old model was trained on
+    met: Tensor  # (K,) bool, the classes that any client has met: columns that train
 
 
 @register("glfc")
@@ -98,17 +100,16 @@ class GLFC(FedAvg):
         return ServerState(super().init_server(run).common, met)
 
     def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
+        if ctx.scores:
+            return state.common, {}
         kept = state.own.weights
         sent = {k: t for role in (LAST, BEST, KNOWN) for k, t in of_role(kept, role).items()}
-        old: dict[ClientId, Bundle] = {}
-        if sent and not ctx.scores:
-            old = dict.fromkeys(ctx.cohort, Bundle(sent))
-        return state.common, old
+        return state.common, dict.fromkeys(ctx.cohort, Bundle({**sent, MET: met(state)}))
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:
         nets = {k: t for role in (LAST, BEST) for k, t in under(role, run.forms).items()}
         known = TensorSpec(torch.uint8, (run.problem.num_classes,))
-        masks = {f"weights/{KNOWN}/{role}": known for role in (LAST, BEST)}
+        masks = {f"weights/{key}": known for key in (f"{KNOWN}/{LAST}", f"{KNOWN}/{BEST}", MET)}
         own = BundleSpec({}, {**BundleSpec.of(Bundle(nets)).required, **masks})
         return super().payload_spec(run)[0], own
 
@@ -147,9 +148,7 @@ class GLFC(FedAvg):
             found = self.accuracy(ctx.run, state.common.weights, part_of(own, PROXY))
             metrics["proxy_accuracy"] = found
             if found >= best:
-                assert state.own.histogram is not None
-                known = (state.own.histogram.total > 0).to(torch.uint8)
-                own |= {**under(BEST, state.common.weights), f"{KNOWN}/{BEST}": known}
+                own |= {**under(BEST, state.common.weights), f"{KNOWN}/{BEST}": met(state)}
                 best = found
         return replace(state, own=replace(state.own, weights=own, scalars={BEST: best})), metrics
 
@@ -207,7 +206,10 @@ class GLFC(FedAvg):
         exemplars = _taken(earlier, memory, (x[:0], y[:0]))
         learnt = mask_of(exemplars[1], ctx.run.problem.num_classes)
         old, known = self.old_model(ctx, payload, is_transition)
-        return Work(now, is_transition, memory, exemplars, learnt, old, known)
+        mine = learnt | mask_of(y, ctx.run.problem.num_classes)
+        if MET in payload.weights:
+            mine = mine | to_device(payload.weights[MET].bool(), ctx.device)
+        return Work(now, is_transition, memory, exemplars, learnt, old, known, mine)
 
     def old_model(
         self, ctx: ClientContext, payload: Bundle, is_transition: bool
@@ -251,13 +253,13 @@ class GLFC(FedAvg):
         target = one_hot(batch.y, out.logits.shape[1]).to(out.logits.dtype)
         weights = compensation(out.logits.detach(), batch.y, refs.learnt)
         each = binary_cross_entropy_with_logits(out.logits, target, reduction="none")
-        compensated = (weights[:, None] * each).mean()  # L_GC
+        compensated = mean_of(weights[:, None] * each, refs.met)  # L_GC
         if refs.old is None:
             return compensated
         (soft,) = batch.taught
         relations = torch.where(refs.known, soft, target)
-        distilled = binary_cross_entropy_with_logits(out.logits, relations)  # L_RD
-        return (1 - self.kd) * compensated + self.kd * distilled
+        each = binary_cross_entropy_with_logits(out.logits, relations, reduction="none")
+        return (1 - self.kd) * compensated + self.kd * mean_of(each, refs.met)  # L_RD
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Work) -> Bundle:
         return Bundle({MEMORY: refs.memory}, scalars={"entropy": refs.entropy})
@@ -289,6 +291,17 @@ class GLFC(FedAvg):
             (shown.grad,) = torch.autograd.grad(loss, [shown])
             steps.step()
         return [g.detach() for g in gradients(gamma, shown.detach(), k)]
+
+
+def met(state: ServerState) -> Tensor:
+    """Return which classes (K,) clients have met in training so far, as 0 or 1."""
+    assert state.own.histogram is not None
+    return (state.own.histogram.total > 0).to(torch.uint8)
+
+
+def mean_of(each: Tensor, columns: Tensor) -> Tensor:
+    """Return the mean of a matrix (B, K) over some of its columns."""
+    return (each * columns).sum() / (len(each) * columns.sum())
 
 
 def compensation(logits: Tensor, y: Tensor, learnt: Tensor) -> Tensor:

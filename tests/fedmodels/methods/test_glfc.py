@@ -73,7 +73,7 @@ def test_both_losses_by_hand():
     logits = torch.tensor([[torch.log(torch.tensor(3.0)), 0.0]])
     x, y = torch.zeros(1, 1), torch.tensor([0])
     nothing, none = torch.zeros(2).bool(), (x[:0], y[:0])
-    refs = Work(0.0, False, NEVER.weights["memory"], none, nothing, None, nothing)
+    refs = Work(0.0, False, NEVER.weights["memory"], none, nothing, None, nothing, ~nothing)
     ctx = linear_context(glfc(), [[0.0]], [0])
     batch = Batch(x, y, torch.zeros(1).long())
     method = make("glfc")
@@ -84,6 +84,27 @@ def test_both_losses_by_hand():
     assert float(method.loss(ctx, said, Output(x, logits), old)) == pytest.approx(0.6964045, 1e-6)
     alone = make("glfc", kd=0.0).loss(ctx, said, Output(x, logits), old)
     assert float(alone) == pytest.approx(float(first))
+
+
+def test_columns_of_classes_that_nobody_has_met_do_not_train():
+    """Of three columns two are met: losses are those of the two, and the third's logit gets no
+    gradient. A client trains its own classes and those that the server says are met."""
+    logits = torch.tensor([[torch.log(torch.tensor(3.0)), 0.0, 7.0]], requires_grad=True)
+    x, y = torch.zeros(1, 1), torch.tensor([0])
+    nothing, none = torch.zeros(3).bool(), (x[:0], y[:0])
+    met = torch.tensor([True, True, False])
+    ctx = at_task(glfc(), ([[0.0]], [0]))
+    refs = Work(0.0, False, NEVER.weights["memory"], none, nothing, ctx.net, met, met)
+    batch = Batch(x, y, torch.zeros(1).long(), taught=(torch.full((1, 3), 0.25),))
+    loss = make("glfc").loss(ctx, batch, Output(x, logits), refs)
+    loss.backward()
+    assert logits.grad[0, 2] == 0
+    # L_GC = (ln 4/3 + ln 2) / 2, and L_RD = (1.1116413 + ln 2) / 2 as above
+    assert loss.item() == pytest.approx((0.4904146 + 0.9023943) / 2, abs=1e-6)
+    mine = make("glfc").prepare(ctx, Bundle(), NEVER)
+    assert mine.met.tolist() == [True, False]
+    told = Bundle({"known/met": torch.tensor([0, 1], dtype=torch.uint8)})
+    assert make("glfc").prepare(ctx, told, NEVER).met.tolist() == [True, True]
 
 
 def test_exemplars_follow_the_mean():
@@ -184,6 +205,7 @@ def test_the_best_model_becomes_the_last_one_when_a_new_task_is_met(monkeypatch)
     assert last == [None, None, None, 2, 2]
     common, parts = method.broadcast(ctx, state)
     assert parts[0].weights["known/last"].tolist() == [1, 0, 0]
+    assert parts[0].weights["known/met"].tolist() == [1, 0, 0]
     assert not any(k.startswith(("last", "best", "proxy")) for k in common.weights)
     assert method.broadcast(replace(ctx, scores=True), state)[1] == {}
     assert not any(key.startswith("proxy") for key in parts[0].weights)
