@@ -180,7 +180,7 @@ class GLFC(FedAvg):
                 return gap.detach()
 
             for step in range(self.rebuild_steps):
-                loss = float(steps.step(apart))  # type: ignore[arg-type]
+                loss = float(steps.step(apart))  # type: ignore[no-untyped-call]
                 if step >= self.rebuild_steps - self.images and bool(torch.isfinite(x).all()):
                     found.append((x.detach().clone(), label))
             ctx.tell("prototypes", number + 1, len(one_by_one), loss)
@@ -270,7 +270,7 @@ class GLFC(FedAvg):
             return upload
         gamma = encoder(ctx.run).to(ctx.device)
         x, y = ctx.stream.train(ctx.task)
-        sent = [self.gradients_of(ctx.net, gamma, x[y == k], int(k)) for k in y.unique()]
+        sent = [self.gradients_of(ctx.net, gamma, x[y == k], int(k)) for k in y.unique()]  # type: ignore[no-untyped-call]
         names = [name for name, _ in gamma.named_parameters()]
         stacked = [torch.stack(parts).cpu() for parts in zip(*sent, strict=True)]
         grads = under(GRADS, dict(zip(names, stacked, strict=True)))
@@ -358,10 +358,12 @@ def encoder(run: RunFacts) -> nn.Sequential:
     return gamma
 
 
-def gradients(gamma: nn.Module, x: Tensor, label: int, **options: bool) -> tuple[Tensor, ...]:
+def gradients(
+    gamma: nn.Module, x: Tensor, label: int, create_graph: bool = False
+) -> tuple[Tensor, ...]:
     """Return the gradients of Gamma's parameters of the loss of one example."""
     loss = cross_entropy(gamma(x), torch.tensor([label], device=x.device))
-    return torch.autograd.grad(loss, [*gamma.parameters()], **options)
+    return torch.autograd.grad(loss, [*gamma.parameters()], create_graph=create_graph)
 
 
 def _rows(grads: Weights) -> range:
