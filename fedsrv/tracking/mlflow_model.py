@@ -49,7 +49,7 @@ def log_model(client: Any, uri: str, run: str, file: Path, registered: str) -> N
     mlflow.set_tracking_uri(uri)
     with TemporaryDirectory(prefix="fedtide-mlflow-") as place:
         code = Path(place) / "fedtide_model.py"
-        code.write_text(CODE)
+        code.write_text(CODE, encoding="utf-8")
         with mlflow.start_run(run_id=run):
             importlib.import_module("mlflow.pyfunc").log_model(
                 name="model", python_model=str(code), artifacts={"weights": str(file)},

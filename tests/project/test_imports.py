@@ -98,8 +98,15 @@ def test_nets_coordinator_and_runs_load_neither_the_compiler_of_torch_nor_scikit
 
 
 def test_no_method_makes_an_optimiser_that_torch_would_compile():
-    """It imports ``torch._dynamo``, for a second; ``fedmodels.training.optimizer`` has others."""
+    """It imports ``torch._dynamo``, for a second; ``fedmodels.training.optimizer`` has others.
+
+    L-BFGS alone calls a closure, which those do not.
+    """
     files = [*(ROOT / "models" / "fedmodels").rglob("*.py")]
     assert len(files) > 100
-    found = [f.name for f in files if re.search(r"torch\.optim\.[A-Z]\w+\(", f.read_text("utf-8"))]
+    found = [
+        f.name
+        for f in files
+        if re.search(r"torch\.optim\.(?!LBFGS\()[A-Z]\w+\(", f.read_text("utf-8"))
+    ]
     assert found == []

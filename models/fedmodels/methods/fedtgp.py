@@ -46,7 +46,7 @@ from fedmodels.tensors.roles import part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Reduced, Scores
-from fedmodels.training.optimizer import descend
+from fedmodels.training.optimizer import SGD, descend
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
@@ -133,7 +133,7 @@ class FedTgp(FedAvg):
         p, y = torch.cat([s.vectors for s in sent]), torch.cat([s.labels.long() for s in sent])
         tgp = TrainablePrototypes(classes, ctx.run.width)
         tgp.load_state_dict(part_of(state.own.weights, TGP))
-        optimizer = torch.optim.SGD(tgp.parameters(), lr=self.server_lr, foreach=False)
+        optimizer = SGD(tgp.parameters(), lr=self.server_lr, foreach=False)
         delta, draws = self._margin(state.own.prototypes["class"].vectors), ctx.generator()
         for epoch in range(self.server_epochs):
             for rows in torch.split(torch.randperm(len(y), generator=draws), self.server_batch):

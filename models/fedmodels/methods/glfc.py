@@ -41,6 +41,7 @@ from fedmodels.tensors.roles import of_role, part_of, under, without
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Payload, Reduced
+from fedmodels.training.optimizer import SGD
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
@@ -283,7 +284,7 @@ class GLFC(FedAvg):
         z = normalize(embed(net, x))
         nearest = int((z.mean(0) - z).norm(dim=1).argmin())
         shown = x[nearest : nearest + 1].clone().requires_grad_()
-        steps = torch.optim.SGD([shown], lr=self.perturb_lr, weight_decay=1e-5)
+        steps = SGD([shown], lr=self.perturb_lr, weight_decay=1e-5)
         for _ in range(self.perturb_steps):
             logits = net(shown)
             target = one_hot(torch.tensor([k], device=x.device), logits.shape[1])

@@ -88,7 +88,7 @@ VARIANTS = [
 
 CARRIED = (
     "fedavg", "local", "centralized", "fedper", "fedproto", "gldp", "fedpac", "creff", "fedic",
-    "fedmlp", "pfedgrp", "pfedgraph", "pfedgraph-replay", "fedcil", "af-fcl", "mfcl",
+    "fedmlp", "pfedgrp", "pfedgraph", "pfedgraph-replay", "fedcil", "af-fcl", "mfcl", "glfc",
 )  # fmt: skip
 """A method of each kind that sends, gets or keeps something else than the others."""
 
