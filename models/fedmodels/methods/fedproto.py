@@ -15,7 +15,7 @@ their prototype. There is no global model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar, Literal
 
 from torch import Tensor
@@ -25,35 +25,26 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import (
-    ByClass,
     distance_per_example,
     moved,
     nearest_scores,
 )
 from fedmodels.techniques.class_prototypes import (
     PrototypeLimits,
+    PullReferences,
     by_class,
     class_means,
     mean_class_prototypes,
     no_prototypes,
     prototype_upload,
 )
-from fedmodels.tensors.bundle import Bundle, Prototypes
+from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
-
-
-@dataclass
-class FedProtoReferences:
-    """References of the loss in one interaction."""
-
-    everyone: ByClass
-    fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
-    """Class means after local training."""
 
 
 @register("fedproto")
@@ -91,21 +82,19 @@ class FedProto(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedProtoReferences:
-        return FedProtoReferences(by_class(ctx, payload))
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> PullReferences:
+        return PullReferences(by_class(ctx, payload))
 
-    def loss(
-        self, ctx: ClientContext, batch: Batch, out: Output, refs: FedProtoReferences
-    ) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: PullReferences) -> Tensor:
         pull = distance_per_example(out.features, batch.y, refs.everyone)
         return super().loss(ctx, batch, out, refs) + self.lam * pull  # eq. 7
 
-    def after_local(self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: PullReferences) -> Bundle:
         refs.fresh = class_means(ctx, *self.training_data(ctx, refs))
         own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
         return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: FedProtoReferences) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: PullReferences) -> Bundle:
         return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:

@@ -14,7 +14,7 @@ Deviations: docs/methods/fedtgp.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -26,7 +26,6 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import (
-    ByClass,
     distance_per_example,
     moved,
     nearest_scores,
@@ -34,6 +33,7 @@ from fedmodels.numerics.prototypes import (
 )
 from fedmodels.techniques.class_prototypes import (
     PrototypeLimits,
+    PullReferences,
     by_class,
     class_means,
     mean_class_prototypes,
@@ -66,15 +66,6 @@ class TrainablePrototypes(nn.Module):
         """Return the prototypes (K, d)."""
         found: Tensor = self.outer(self.inner(self.vectors.weight).relu())
         return found
-
-
-@dataclass
-class FedTgpReferences:
-    """References of the loss in one interaction."""
-
-    everyone: ByClass
-    fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
-    """Class means after local training."""
 
 
 @register("fedtgp")
@@ -160,19 +151,19 @@ class FedTgp(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
-    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> FedTgpReferences:
-        return FedTgpReferences(by_class(ctx, payload))
+    def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> PullReferences:
+        return PullReferences(by_class(ctx, payload))
 
-    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: FedTgpReferences) -> Tensor:
+    def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: PullReferences) -> Tensor:
         pull = distance_per_example(out.features, batch.y, refs.everyone)
         return super().loss(ctx, batch, out, refs) + self.lam * pull
 
-    def after_local(self, ctx: ClientContext, state: Bundle, refs: FedTgpReferences) -> Bundle:
+    def after_local(self, ctx: ClientContext, state: Bundle, refs: PullReferences) -> Bundle:
         refs.fresh = class_means(ctx, *self.training_data(ctx, refs))
         own = moved(state.prototypes.get("class"), refs.fresh, beta=0.0)
         return Bundle(weights=weights_of(ctx.net), prototypes={"class": own})
 
-    def uplink(self, ctx: ClientContext, state: Bundle, refs: FedTgpReferences) -> Bundle:
+    def uplink(self, ctx: ClientContext, state: Bundle, refs: PullReferences) -> Bundle:
         return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:

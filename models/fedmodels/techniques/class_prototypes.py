@@ -5,7 +5,7 @@ Shapes: n examples, K classes, d coordinates of an embedding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -25,6 +25,15 @@ from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings
+
+
+@dataclass
+class PullReferences:
+    """What the loss of one interaction pulls to, and the class means that it leaves."""
+
+    everyone: ByClass
+    fresh: Prototypes = field(default_factory=lambda: Prototypes.of({}, 0))
+    """Class means after local training."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from fedmodels.methods import make
-from fedmodels.methods.fedproto import FedProtoReferences
 from fedmodels.nets.split import embeddings
 from fedmodels.numerics.prototypes import ByClass, class_prototypes, uncounted
+from fedmodels.techniques.class_prototypes import PullReferences
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, tensor_bytes
 from fedmodels.training.contexts import START, ServerContext, ServerState
@@ -49,7 +49,7 @@ def test_loss_by_hand():
     """z = (1, 2) and (9, 9); class 0 has (0, 0): (1 + 4) / 2 over two examples, lam 3: 3.75."""
     z = torch.tensor([[1.0, 2.0], [9.0, 9.0]], requires_grad=True)
     batch, out = Batch(z, torch.tensor([0, 1]), torch.arange(2)), Output(z, torch.zeros(2, 2))
-    refs = FedProtoReferences(ByClass(torch.zeros(2, 2), torch.tensor([True, False])))
+    refs = PullReferences(ByClass(torch.zeros(2, 2), torch.tensor([True, False])))
     ctx = linear_context(fedproto(), [[0.0, 0.0]], [0])
     plain = make("fedproto", lam=0.0).loss(ctx, batch, out, refs)
     loss = make("fedproto", lam=3.0).loss(ctx, batch, out, refs) - plain
@@ -130,7 +130,7 @@ def test_nearest_global_prototype_by_hand():
 
 def test_what_leaves_can_be_held_back():
     ctx = linear_context(fedproto(), [[3.0]], [0])
-    refs = FedProtoReferences(ByClass(torch.zeros(2, 1), torch.zeros(2, dtype=torch.bool)))
+    refs = PullReferences(ByClass(torch.zeros(2, 1), torch.zeros(2, dtype=torch.bool)))
     refs.fresh = prototypes({0: ((3.0,), 5), 1: ((4.0,), 1)})
     sent = make("fedproto", clip_norm=2.0, min_count=2).uplink(ctx, Bundle(), refs)
     assert sent.prototypes["class"].rows() == {0: (torch.tensor([2.0]), 5)}
