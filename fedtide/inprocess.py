@@ -17,7 +17,6 @@ from rich.console import Console
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime.patience import executed
-from fedcli.runtime.setups import classes_in
 from fedcli.runtime.worker import Result, Task
 from fedcli.runtime.workers import Workers
 from fedmodels.code_names import refuse_exits
@@ -268,7 +267,7 @@ class InProcessCohort:
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
         self.workers.follow(order.settings)
-        worker, specs = self.workers.of(client), self.workers.payload_spec(*classes_in(order))
+        worker, specs = self.workers.of(client), self.workers.set_ups.of(order).payload_spec
         if order.kind in WITHOUT_PAYLOAD:
             return Task(worker, order, Bundle())
         parts = {"common": transported(trip.sent, specs["common"])}

@@ -24,7 +24,6 @@ from fedmodels.config.combinations import halves_of, part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
-from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf
@@ -86,7 +85,7 @@ class Client:
         self.parts: list[ClientPart] = [
             kind(self) for kind in halves_of(self.experiment, "client") if kind.is_for(self)
         ]
-        self.take(())
+        self.take(rpc.Order())
 
     @property
     def run(self) -> RunFacts:
@@ -98,11 +97,9 @@ class Client:
         """The net to work with."""
         return self.set_up.net
 
-    def take(
-        self, new_classes: Sequence[str], changes: Sequence[tuple[int, ClassChange]] = ()
-    ) -> None:
+    def take(self, order: rpc.Order) -> None:
         """Work with the classes of an order: the first ones, and what became of them."""
-        wanted = self.set_ups.of(new_classes, changes)
+        wanted = self.set_ups.of(order)
         if wanted is not self.__dict__.get("set_up"):
             self.set_up = wanted
             self.states.classes = wanted.run.problem.num_classes if wanted.run.began_with else None

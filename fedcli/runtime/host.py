@@ -33,7 +33,6 @@ from fedcli.runtime.enrolment import Enrolment, client_of
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.patience import executed, patiently
-from fedcli.runtime.setups import classes_in
 from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import Progress, Result, Task
 from fedcli.runtime.workers import Workers
@@ -328,7 +327,7 @@ class Host:
                 "process"
             )
         without = order.kind in WITHOUT_PAYLOAD
-        return {} if without else self.workers.payload_spec(*classes_in(order))
+        return {} if without else self.workers.set_ups.of(order).payload_spec
 
     def _push_forever(self) -> None:
         while (results := self._results.get()) is not None:

@@ -148,11 +148,9 @@ def _sets(
     """Yield the test sets of an order by name: those of the tasks, and the global one."""
     stream = client.stream
     if client.client != EVALUATOR:
-        stream.meet(order.tasks_seen, order.first_task)
-        end = min(order.tasks_seen, client.data.num_tasks)
-        for task in stream.counted(order.first_task, end):
-            yield f"task/{task}", stream.test(task)
-            if (kept := stream.validation(task)) is not None:
+        for task, test, kept in stream.scored(order.tasks_seen, order.first_task):
+            yield f"task/{task}", test
+            if kept is not None:
                 yield f"{VALIDATION}/{task}", kept
     if client.client == EVALUATOR or (order.global_test and view != "global"):
         of_all = stream.global_test()

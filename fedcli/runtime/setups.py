@@ -48,6 +48,8 @@ class SetUp:
         """Prefixes of what parts keep: it is learnt as the state is, or stands beside it."""
         self.keeps = keeps_state(method, run) or bool(self.owed)
         """Whether a client's private state lasts from one interaction to the next."""
+        self.stores = self.keeps or bool(self.beside)
+        """Whether anything of a client is on the disk: its private state, or what parts keep."""
 
     @cached_property
     def payload_spec(self) -> Mapping[str, BundleSpec]:
@@ -90,15 +92,14 @@ class SetUps:
         self._kept = {first: SetUp(method, self._first, first, device)}
         self._method = method
 
-    def of(
-        self, new_classes: Sequence[str], changes: Sequence[tuple[int, ClassChange]] = ()
-    ) -> SetUp:
-        """Return the set-up for the classes that an order names beyond the first ones.
+    def of(self, order: rpc.Order) -> SetUp:
+        """Return the set-up for the first classes, those that an order adds, and their changes.
 
         Raises:
             PayloadError: they are no names of further classes, or no changes of known ones.
         """
-        wanted = RunClasses(self.classes, tuple(new_classes), tuple(changes))
+        changes = ((one.after, ClassChange(one.old, one.now)) for one in order.class_changes)
+        wanted = RunClasses(self.classes, tuple(order.new_classes), tuple(changes))
         found = self._kept.get(wanted)
         if found is not None:
             return found
@@ -127,9 +128,3 @@ def _check(classes: RunClasses) -> None:
             f"the server names {len(classes.first)} classes and {len(classes.came)} new ones: "
             "one twice, or too many, or one cannot be a name, or a change is of none of them"
         )
-
-
-def classes_in(order: rpc.Order) -> tuple[tuple[str, ...], tuple[tuple[int, ClassChange], ...]]:
-    """Return the names of the classes that came since an open run began, and what changed."""
-    changes = ((one.after, ClassChange(one.old, one.now)) for one in order.class_changes)
-    return tuple(order.new_classes), tuple(changes)

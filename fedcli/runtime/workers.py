@@ -27,9 +27,7 @@ from fedmodels.devices import free_on, give_back
 from fedmodels.errors import LinkError
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
-from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import ClientId
-from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import init_client
 from fedpb.tables import values_of
@@ -112,7 +110,7 @@ class Workers:
             table = experiment.method
             with name_faults(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once
-                assert self.payload_spec()
+                assert first.set_up.payload_spec
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)
 
@@ -212,16 +210,6 @@ class Workers:
     def open(self) -> Mapping[ClientId, Worker]:
         """Return the workers that are open; other threads may call it."""
         return dict(self._open)
-
-    def payload_spec(
-        self, new_classes: Sequence[str] = (), changes: Sequence[tuple[int, ClassChange]] = ()
-    ) -> Mapping[str, BundleSpec]:
-        """Return what each part of an order's payload must hold, the same for all clients.
-
-        Raises:
-            PayloadError: the new classes of an order are no names of further classes.
-        """
-        return self.set_ups.of(new_classes, changes).payload_spec
 
     @property
     def set_ups(self) -> SetUps:

@@ -86,6 +86,15 @@ class TaskStream:
             for task in [task for task in held if task < first]:
                 del held[task]
 
+    def scored(self, tasks: int, first: int) -> Iterator[tuple[int, Examples, Examples | None]]:
+        """Yield each task from ``first`` to before ``tasks``: its test data and what is kept of it.
+
+        :meth:`meet` says what becomes of others.
+        """
+        self.meet(tasks, first)
+        for task in self.counted(first, min(tasks, self.data.num_tasks)):
+            yield task, self.test(task), self.validation(task)
+
     def pass_over(self, tasks: Iterable[int]) -> None:
         """Take which tasks are set aside; nothing of them stays in memory."""
         if (out := frozenset(tasks)) != self.set_aside:

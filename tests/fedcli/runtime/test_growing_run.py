@@ -26,7 +26,6 @@ from fedcli.runtime.workers import Workers
 from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.nets.trained import TrainedModel
-from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb.tables import table_of
@@ -68,8 +67,8 @@ def order_of(kind: Any = rpc.ORDER_KIND_TRAIN, **facts: Any) -> rpc.Order:
 
 def executed(one: Worker, order: rpc.Order) -> Result:
     """Execute an order on the initial weights of its classes."""
-    sent = one.set_ups.of(order.new_classes).run.initial_weights
-    spec = one.set_ups.of(order.new_classes).payload_spec["common"]
+    set_up = one.set_ups.of(order)
+    sent, spec = set_up.run.initial_weights, set_up.payload_spec["common"]
     names = [key.removeprefix("weights/") for key in spec.required]
     found = one.execute(order, Bundle(weights={name: sent[name] for name in names}))
     assert found is not None
@@ -123,27 +122,32 @@ def test_a_state_of_more_classes_than_the_order_has_is_refused(data, tmp_path):
 
 
 def test_payloads_are_held_against_the_classes_of_their_order(data, tmp_path):
-    known = workers_of(data, tmp_path / "states", method="fedavg")
+    known = workers_of(data, tmp_path / "states", method="fedavg").set_ups
     rows = [
-        known.payload_spec(new)["common"].required["weights/head/weight"].shape[0]
+        known.of(order_of(new_classes=new))
+        .payload_spec["common"]
+        .required["weights/head/weight"]
+        .shape[0]
         for new in ([], ["x"], NEW, [])
     ]
     assert rows == [2, 3, 4, 2]
-    assert known.set_ups.of(NEW) is known.set_ups.of(NEW)
+    assert known.of(order_of(new_classes=NEW)) is known.of(order_of(new_classes=NEW))
     for wrong in (["a"], ["x", "x"]):
         with pytest.raises(PayloadError, match=r"names 2 classes and . new ones: one twice"):
-            known.payload_spec(wrong)
+            known.of(order_of(new_classes=wrong))
 
 
 @pytest.mark.parametrize("name", ["", " x", "x\x1b[2J", "x\n", "x" * 101, "a"])
 def test_a_server_gives_a_class_no_name_that_is_none(data, tmp_path, name):
     set_ups = workers_of(data, tmp_path / "states", method="fedavg").set_ups
-    change = 0, ClassChange("b", "y")
-    assert set_ups.of(["x"], [change]).classes.names == ("a", "y", "x")
+    change = rpc.ClassChange(after=0, old="b", now="y")
+    known = order_of(new_classes=["x"], class_changes=[change])
+    assert set_ups.of(known).classes.names == ("a", "y", "x")
+    change.now = name
     merges = name == "a"  # "b" may become part of another class
-    for told in ([name], []), *([] if merges else [([], [(0, ClassChange("b", name))])]):
+    for told in {"new_classes": [name]}, *([] if merges else [{"class_changes": [change]}]):
         with pytest.raises(PayloadError, match="or one cannot be a name"):
-            set_ups.of(*told)
+            set_ups.of(order_of(**told))
 
 
 def test_classes_of_the_server_are_checked(data, tmp_path):
