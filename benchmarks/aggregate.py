@@ -26,8 +26,7 @@ from torch import Tensor
 from benchmarks.measure import Peak, in_turn, parser_of, said_by, tell
 from fedmodels.numerics.clustering import cluster
 from fedmodels.numerics.neighbour_clustering import cluster_near
-from fedmodels.tensors.block_layout import layout_of
-from fedmodels.tensors.packed_weights import PackedWeights
+from fedmodels.tensors.packed_weights import PackedWeights, layout_of
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedsrv.transport.spool import Spool
 

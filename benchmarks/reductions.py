@@ -26,9 +26,8 @@ from benchmarks.measure import Peak, parser_of, said_by, tell
 from fedmodels.config.reduction import Reduction
 from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
-from fedmodels.tensors.block_layout import layout_of
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.tensors.packed_weights import PackedWeights
+from fedmodels.tensors.packed_weights import PackedWeights, layout_of
 from fedsrv.transport.spool import Spool
 
 Array, FLOAT = NDArray[np.float32], torch.float32

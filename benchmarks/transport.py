@@ -40,9 +40,9 @@ from fedcli.runtime.own_certificate import channel_credentials
 from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
 from fedmodels.machine import keep_large_blocks
-from fedmodels.tensors.block_layout import lease
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.packed_weights import lease
 from fedpb import PROTOCOL
 from fedpb.frames import FRAME_BYTES
 from fedpb.tables import description_of

@@ -26,8 +26,8 @@ from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
 from fedmodels.resolution import experiment_of
 from fedmodels.run_classes import RunClasses
-from fedmodels.tensors.block_layout import lease
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedmodels.tensors.packed_weights import lease
 from fedmodels.training.fault import name_faults
 from fedpb.codec import Receiver, encode, merged, read_chunk
 from fedpb.orders import WITHOUT_PAYLOAD

@@ -10,7 +10,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, RunFailed, TooFewClients
 from fedmodels.machine import give_back_free_pages
 from fedmodels.methods import make
-from fedmodels.tensors.block_layout import forget_free_blocks
+from fedmodels.tensors.packed_weights import forget_free_blocks
 from fedsrv.engine.cohort import Cohort, StateLost
 from fedsrv.engine.commits import Commits
 from fedsrv.engine.plan import Plan

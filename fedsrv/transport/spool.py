@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmodels.errors import PayloadTooLarge
-from fedmodels.tensors.block_layout import Block, lend
+from fedmodels.tensors.packed_weights import Block, lend
 
 
 class Spool:

@@ -18,10 +18,16 @@ from torch import Tensor
 from zlib_ng import zlib_ng
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.tensors.block_layout import ALIGNMENT, align, lease
 from fedmodels.tensors.bundle import Bundle, check_counts, check_finite, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.packed_weights import PackedWeights, are_plainly_finite, names_and_layout
+from fedmodels.tensors.packed_weights import (
+    ALIGNMENT,
+    PackedWeights,
+    align,
+    are_plainly_finite,
+    lease,
+    names_and_layout,
+)
 from fedpb.frames import FRAME_BYTES, WHOLE_BYTES, Frame, RawFrame, messages, read_chunk
 from fedpb.headers import header_of, plan_of
 from fedpb.v1 import bundle_pb2 as pb

@@ -13,10 +13,16 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, align, layout_of
 from fedmodels.tensors.bundle import DTYPE_NAMES, DTYPES, Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.packed_weights import HALF, names_and_layout
+from fedmodels.tensors.packed_weights import (
+    ALIGNMENT,
+    HALF,
+    BlockLayout,
+    align,
+    layout_of,
+    names_and_layout,
+)
 from fedpb.v1 import bundle_pb2 as pb
 
 MAX_DIMS = 16

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.tensors.block_layout import ALIGNMENT
 from fedmodels.tensors.bundle import (
     DTYPES,
     Bundle,
@@ -19,6 +18,7 @@ from fedmodels.tensors.bundle import (
     tensor_bytes,
 )
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
+from fedmodels.tensors.packed_weights import ALIGNMENT
 from fedpb.codec import (
     RawFrame,
     Receiver,

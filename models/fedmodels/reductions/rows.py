@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.machine import cores
-from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Weights
-from fedmodels.tensors.packed_weights import PackedWeights, laid_like, packed
+from fedmodels.tensors.packed_weights import BlockLayout, PackedWeights, laid_like, packed
 from fedmodels.tensors.weighted_mean import weighted_mean
 
 Numbers = NDArray[np.floating]

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes
-from fedmodels.tensors.packed_weights import PackedWeights
+from fedmodels.tensors.packed_weights import BlockLayout, PackedWeights
 from fedmodels.tensors.weighted_mean import MAX_INTEGER
 
 MAX_WEIGHT = 1e6

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmodels.tensors.block_layout import BlockLayout
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
-from fedmodels.tensors.packed_weights import PackedWeights, flatten, laid_like, packed
+from fedmodels.tensors.packed_weights import BlockLayout, PackedWeights, flatten, laid_like, packed
 
 Norms = Mapping[str, float]
 """Of an upload, by part: ``weights``, ``prototypes/class`` and so on."""

@@ -15,9 +15,14 @@ from torch import Tensor
 
 from fedmodels.errors import PayloadError
 from fedmodels.machine import cores
-from fedmodels.tensors.block_layout import BlockLayout, layout_of
 from fedmodels.tensors.bundle import Bundle, Weights
-from fedmodels.tensors.packed_weights import PackedWeights, num_bytes, packed
+from fedmodels.tensors.packed_weights import (
+    BlockLayout,
+    PackedWeights,
+    layout_of,
+    num_bytes,
+    packed,
+)
 
 CHUNK = 1 << 15
 """Elements summed at a time: two float64 buffers of this size stay in a core's cache."""

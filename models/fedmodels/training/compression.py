@@ -25,12 +25,11 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.tensors.block_layout import layout_of, lease
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.compact_forms import Floats, Form, Shapes, form_of
 from fedmodels.tensors.declared_counts import MAX_WEIGHT
-from fedmodels.tensors.packed_weights import PackedWeights
+from fedmodels.tensors.packed_weights import PackedWeights, layout_of, lease
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Allocate, SharedPart

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
 from fedmodels.config.combinations import LISTED, ROOMS, part_at, parts_on
 from fedmodels.config.experiment import Experiment
-from fedmodels.tensors.block_layout import lease
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.packed_weights import lease
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 

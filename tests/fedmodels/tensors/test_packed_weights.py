@@ -10,12 +10,20 @@ from torch.nn.functional import cross_entropy
 from fedmodels.errors import PayloadError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.tensors import block_layout as blocks
-from fedmodels.tensors.block_layout import ALIGNMENT, BlockLayout, facts_of, layout_of, lease
+from fedmodels.tensors import packed_weights as blocks
 from fedmodels.tensors.bundle import DTYPES, Bundle, Prototypes, check_finite, tensor_bytes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import check_numbers
-from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout, num_bytes
+from fedmodels.tensors.packed_weights import (
+    ALIGNMENT,
+    BlockLayout,
+    PackedWeights,
+    facts_of,
+    layout_of,
+    lease,
+    names_and_layout,
+    num_bytes,
+)
 from fedmodels.tensors.weighted_mean import weighted_mean
 from fedpb.codec import Receiver, encode, read_chunk
 from fedpb.v1 import coordinator_pb2 as rpc

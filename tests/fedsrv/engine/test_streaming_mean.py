@@ -12,9 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmodels.tensors.block_layout import facts_of, layout_of
 from fedmodels.tensors.bundle import Bundle, Prototypes
-from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
+from fedmodels.tensors.packed_weights import PackedWeights, facts_of, layout_of, names_and_layout
 from fedmodels.tensors.packed_weights import packed as in_a_block
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
 from fedpb.v1 import coordinator_pb2 as rpc
