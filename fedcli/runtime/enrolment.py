@@ -91,9 +91,7 @@ class Enrolment:
         """Join with these clients, but for those that are out; SetOut where nobody is left."""
         while wanted := [client for client in clients if client not in self.out]:
             try:
-                if len(self.workers.clients) == 1:
-                    return self._join_alone(wanted[0])
-                return self._join_several(wanted)
+                return self._join_once(wanted)
             except SetOut as out:
                 if out.client not in wanted:
                     raise
@@ -103,16 +101,23 @@ class Enrolment:
                 log.warning("%s", out)
         return None
 
-    def _join_several(self, wanted: Sequence[ClientId]) -> rpc.JoinResponse:
-        sent = 0
-        for request in list(self._requests(wanted)):
+    def _join_once(self, wanted: Sequence[ClientId]) -> rpc.JoinResponse:
+        is_alone, sent = len(self.workers.clients) == 1, 0
+        for request in [self._request(*wanted)] if is_alone else [*self._requests(wanted)]:
             sent += request.ByteSize()
             reply = _checked(self.link.join(request))
-            for one in request.clients:
-                self._joined(client_of(one.client_id), reply, one.token)
+            for one in [request] if isinstance(request, rpc.JoinRequest) else request.clients:
+                client = client_of(one.client_id)
+                self._sessions.joined(client, reply.run_id)
+                self.taken(client)
+                self.members[client] = Membership(client, reply.run_id, one.token)
+                line = f" joined run {reply.run_id[:8]} at {self.link.address}"
+                tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
             self.link.history.take(reply.run_id, request.known, reply.history)
-            self._take_refused(reply)
-        log.info("%d clients joined, in %d bytes", len(wanted), sent)
+            if reply.refused and values_of(reply.experiment).get("schedule", {}).get("open"):
+                self.tell_refused(reply.refused)  # only an open run refuses single tasks
+        if not is_alone:
+            log.info("%d clients joined, in %d bytes", len(wanted), sent)
         return reply
 
     def rejoin(self, gone: Mapping[ClientId, Membership]) -> None:
@@ -146,11 +151,6 @@ class Enrolment:
         """Note a refusal: a client that joins again tells what was taken before."""
         self._refused[client] = self.announced[client]
 
-    def _take_refused(self, reply: rpc.JoinResponse) -> None:
-        """Take what an answer to a join says of tasks; only an open run refuses single ones."""
-        if reply.refused and values_of(reply.experiment).get("schedule", {}).get("open"):
-            self.tell_refused(reply.refused)
-
     def tell_refused(self, tasks: Iterable[rpc.TaskOf]) -> None:
         """Say, once for each, which tasks of the process's clients the server does not take.
 
@@ -171,9 +171,10 @@ class Enrolment:
                 with suppress(FedtideError):  # the server keeps it in mind as well
                     drop_task(self.workers.root, int(one.client_id), one.task, one.why)
 
-    def _join_alone(self, client: ClientId) -> rpc.JoinResponse:
+    def _request(self, client: ClientId) -> rpc.JoinRequest:
+        """Return the request of a client that is alone in its process."""
         session = self._sessions.of(client)
-        request = rpc.JoinRequest(
+        return rpc.JoinRequest(
             client_id=str(client),
             description=self.description(client),
             run_id=session.run_id,
@@ -182,11 +183,6 @@ class Enrolment:
             protocol=PROTOCOL,
             start_over=self.start_over,
         )
-        reply = _checked(self.link.join(request))
-        self._joined(client, reply, session.token)
-        self._take_refused(reply)
-        self.link.history.take(reply.run_id, request.known, reply.history)
-        return reply
 
     def _requests(self, clients: Sequence[ClientId]) -> Iterator[rpc.JoinSeveralRequest]:
         """Yield requests to join with all these clients, each request for clients of one run."""
@@ -218,13 +214,6 @@ class Enrolment:
             )
             size += one.ByteSize()
         yield request
-
-    def _joined(self, client: ClientId, reply: rpc.JoinResponse, token: bytes) -> None:
-        self._sessions.joined(client, reply.run_id)
-        self.taken(client)
-        self.members[client] = Membership(client, reply.run_id, token)
-        line = f" joined run {reply.run_id[:8]} at {self.link.address}"
-        tell("joined", client, line, run_id=reply.run_id, server=self.link.address)
 
 
 def _checked(reply: rpc.JoinResponse) -> rpc.JoinResponse:
