@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from fedmodels.code_names import is_own
 from fedmodels.config.combinations import check_combinations, part_at, parts_on, refusals
-from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment, MethodTable, NetTable
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
+    from fedmodels.config.data import Data
     from fedmodels.training.method import Method
 
 log = logging.getLogger(__name__)
@@ -115,8 +115,9 @@ def received_experiment(
 
 def received_data(tables: Mapping[str, Any], source: str) -> Data:
     """Check the table ``[data]`` of a server, which names no place here; or raise ConfigError."""
+    table: type[Data] = part_at("fedmodels.config.data:Data")
     with _told_of(source, tables):
-        return Data.model_validate(without_places(tables, Data))
+        return table.model_validate(without_places(tables, table))
 
 
 def _check_declared(method: Method) -> None:

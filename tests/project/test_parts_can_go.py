@@ -165,6 +165,7 @@ OF_OPTIONS = """
     fedcli.data.folders fedcli.data.store.image_folder fedcli.data.store.validation
     fedcli.runtime.own_certificate
     fedmodels.config.changes fedmodels.config.columns fedmodels.config.compression
+    fedmodels.config.data fedmodels.config.scenario
     fedmodels.config.deploy fedmodels.config.privacy fedmodels.config.timeline
     fedmodels.numerics.algebra fedmodels.numerics.metric_tables fedmodels.numerics.secrecy
     fedmodels.numerics.streams fedmodels.tensors.prototype_means
@@ -190,7 +191,7 @@ OF_DATA_AND_PICTURES = """
 """
 """What tables, images, code of one's own, and methods with pictures need."""
 PROGRAMS = ["fedsrv.coordinator", "fedcli.runtime.host", "fedmodels.methods.fedavg"]
-CLOSURE = 124
+CLOSURE = 120
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys

@@ -7,9 +7,10 @@ import importlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic_core import core_schema
 
 NonNegative = Annotated[float, Field(ge=0)]
@@ -53,29 +54,35 @@ class TableAt:
     """A table that few configs have; its module is imported for a config that has it.
 
     A field of type ``Annotated[Any, TableAt("module:Class")] | None`` reads, says and describes
-    what one of type ``Class | None`` would.
+    what one of type ``Class | None`` would; in place of a class there may be a type of several.
     """
 
     place: str
-    """Module and class."""
+    """Module and name."""
 
-    @property
-    def table(self) -> type[BaseModel]:
-        """The class."""
+    @cached_property
+    def table(self) -> Any:
+        """The class, or the type."""
         module, _, name = self.place.partition(":")
-        found: type[BaseModel] = getattr(importlib.import_module(module), name)
-        return found
+        return getattr(importlib.import_module(module), name)
+
+    @cached_property
+    def _form(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self.table)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> core_schema.CoreSchema:
         """Return how a value is read and written: as the class says."""
         return core_schema.no_info_before_validator_function(
-            lambda value: self.table.model_validate(value), core_schema.any_schema()
+            lambda value: self._form.validate_python(value), core_schema.any_schema()
         )
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
-        """Return a reference to the JSON Schema of the class."""
+        """Return a reference to the JSON Schema of the class, or that of the type."""
+        known: Any = self._form.core_schema
+        if not isinstance(self.table, type):
+            several: dict[str, Any] = handler(known)
+            return several
         name = self.table.__name__
-        known: Any = self.table.__pydantic_core_schema__
         refers = core_schema.definition_reference_schema(name)
         form: dict[str, Any] = handler(
             core_schema.definitions_schema(refers, [{**known, "ref": name}])

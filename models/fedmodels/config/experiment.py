@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import CodeName, CountDetail, Place, StrictTable, TableAt
-from fedmodels.config.data import Data
 from fedmodels.config.evaluate import Evaluate
-from fedmodels.config.scenario import Scenario
 from fedmodels.config.schedule import Schedule, Trigger
 from fedmodels.config.server import Server
 from fedmodels.config.training import OF_CLASSES, OF_NUMBERS, ServerOptimizer, Training
@@ -21,12 +19,16 @@ from fedmodels.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedmodels.config.compression import Compression
+    from fedmodels.config.data import Data
     from fedmodels.config.deploy import Deploy
     from fedmodels.config.privacy import Privacy
+    from fedmodels.config.scenario import Scenario
 else:
     Compression = Annotated[Any, TableAt("fedmodels.config.compression:Compression")]
+    Data = Annotated[Any, TableAt("fedmodels.config.data:Data")]
     Deploy = Annotated[Any, TableAt("fedmodels.config.deploy:Deploy")]
     Privacy = Annotated[Any, TableAt("fedmodels.config.privacy:Privacy")]
+    Scenario = Annotated[Any, TableAt("fedmodels.config.scenario:Scenario")]
 
 
 class NetTable(BaseModel):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmodels.code_names import short_name
 from fedmodels.config.bounds import leaves
-from fedmodels.config.data import Data
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.scenario import ScenarioTable
 from fedmodels.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedmodels.config.data import Data
+    from fedmodels.config.scenario import ScenarioTable
 
 NOT_DEALT = ("data.root", "data.input_shape", "data.num_classes", "data.validation_share",
              "data.repeats", "data.unusual")  # fmt: skip

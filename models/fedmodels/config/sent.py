@@ -113,7 +113,7 @@ def kinds_of(table: type[BaseModel]) -> tuple[str, ...]:
 def tables_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the tables that a key may hold; none where it holds a value."""
     if isinstance(annotation, TableAt):
-        return [annotation.table]
+        return tables_in(annotation.table)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [table for part in get_args(annotation) for table in tables_in(part)]
