@@ -58,7 +58,11 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
         found for client, rows in scored.items()
         for found in change.recoveries(rows, timelines[client], began[client if own_tasks else ""])
     ]  # fmt: skip
-    out: dict[str, float] = {}
+    present = [
+        float(np.mean(found)) for rows in scored.values()
+        if (found := [accuracies[task] for _, task, accuracies in rows if task in accuracies])
+    ]  # fmt: skip
+    out = {"present": float(np.mean(present))} if present else {}
     if recovered:
         out["recovery_rounds"] = float(np.mean([rounds for rounds, _ in recovered]))
         out["recovered"] = float(np.mean([did for _, did in recovered]))

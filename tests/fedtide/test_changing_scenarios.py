@@ -107,6 +107,7 @@ def test_a_client_whose_tasks_end_early_has_no_changes_after_them(tmp_path):
     metrics = figures_of_change(records, experiment)
     # client 1 alone: recovered in the second round of task 1, and not in the two of task 2
     assert (metrics["recovery_rounds"], metrics["recovered"]) == (2, 0.5)
+    assert metrics["present"] == pytest.approx((0.9 + (0.9 + 0.9 + 0.6) / 3) / 2)
     assert metrics["forgetting_domains"] == pytest.approx(0.9 - 0.7)
     assert metrics["drift_missed"] == 1
     assert "drift_false_alarms" not in metrics

@@ -32,12 +32,13 @@ SCORED = (
     "a_glo", "a_loc", "a_loc_received", "a_loc_trained", "a_sel", "a_sel_received_task",
     "a_sel_trained_task", "a_sel_received_minority_task", "a_sel_trained_minority_task", "iaa",
     "aa", "aa_scored", "afm", "forgetting", "forgetting_received", "forgetting_trained",
-    "forgetting_scored", "prequential", "recovery_rounds", "recovered", "forgetting_domains",
-    "backward_transfer_domains", "drift_delay", "drift_missed", "drift_false_alarms",
-    "personalization", "personalization_std", "generalization", "generalization_std",
-    "global_f1", "best_personalization", "best_personalization_std", "best_generalization",
-    "best_generalization_std", "best_global_f1", "best_a_glo_balanced", "validation_accuracy",
-    "validation_f1", "validation_loss", "epsilon", "chosen_round", "prototype_drift", "loss",
+    "forgetting_scored", "prequential", "present", "recovery_rounds", "recovered",
+    "forgetting_domains", "backward_transfer_domains", "drift_delay", "drift_missed",
+    "drift_false_alarms", "personalization", "personalization_std", "generalization",
+    "generalization_std", "global_f1", "best_personalization", "best_personalization_std",
+    "best_generalization", "best_generalization_std", "best_global_f1", "best_a_glo_balanced",
+    "validation_accuracy", "validation_f1", "validation_loss", "epsilon", "chosen_round",
+    "prototype_drift", "loss",
 )  # fmt: skip
 """The families of what the coordinator computes from the clients' counts, beside accuracies by
 their endings and the scores of a chosen round."""

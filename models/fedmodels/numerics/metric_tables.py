@@ -185,6 +185,13 @@ SCORES = (
         population="clients with two tasks or more",
     ),
     Metric(
+        "present", "models as received, present task",
+        "in scenarios whose domains or concepts change: accuracy of a client's model, as received, "
+        "on the test examples of its present task. Mean over clients of the mean over scored "
+        "rounds",
+        population=SCORERS,
+    ),
+    Metric(
         "recovery_rounds", "rounds until models recovered from a change",
         "in scenarios whose domains or concepts change: from the first round of the new task to "
         "the one after which a client's model, as received, is at most 0.05 below its last "
