@@ -39,6 +39,7 @@ from fedmodels.options import (
     program,
     show,
 )
+from fedmodels.printable import json_text
 
 if TYPE_CHECKING:
     import torch
@@ -531,6 +532,30 @@ def partition(
         from fedcli.data.store.commands import draw_partition
 
         typer.echo(f"picture: {draw_partition(out)}")
+
+
+@app.command("forecast")
+def tell_forecast(
+    config: Config,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Clients' data; by default they are dealt out, and taken away again."),
+    ] = None,
+    sets: Sets = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Say how long a run will take on this machine, by a trial of a client's first training."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    set_up_logging(LogLevel.ERROR)
+    from fedcli.forecasting import of_config
+    from fedmodels.config_file import read_experiment
+    from fedmodels.machine import keep_large_blocks
+
+    keep_large_blocks()
+    found = of_config(read_experiment(config, sets or ()), data, _device(device))
+    for line in [json_text(found.to_dict())] if as_json else found.lines():
+        typer.echo(line)
 
 
 @app.command("export-partition")

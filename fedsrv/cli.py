@@ -273,6 +273,7 @@ def launch(
     host_gpus: options.HostGpus = 0.0,
     node_dir: options.NodeDir = None,
     together: options.Together = False,
+    forecast: options.Forecast = True,
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
     level = options.set_up(quiet, log_level, as_json)
@@ -307,6 +308,7 @@ def launch(
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,
         together=together,
+        forecasts=forecast,
     )
 
 

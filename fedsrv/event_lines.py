@@ -133,6 +133,7 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "metrics": lambda e: f"metrics for Prometheus: {e.detail['url']}",
     "dashboard": lambda e: f"live page: {e.detail['url']}",
     "waiting": _said,
+    "forecast": lambda e: f"forecast: {e.detail.get('line', '')}",
     "gone": _said,
     "back": _said,
     "resting": _said,

@@ -93,7 +93,7 @@ ROOMS = {
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "tracing", "parts",
         "joining", "prediction", "predicted_targets",
-        "serving", "pretrain", "cli", "hosts", "__main__",
+        "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

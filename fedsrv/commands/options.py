@@ -62,6 +62,10 @@ Together = Annotated[
         "the last bits.",
     ),
 ]
+Forecast = Annotated[
+    bool,
+    typer.Option(help="Try a client's work first, and say how long the run will take."),
+]
 Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
 RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]
 Certificate = Annotated[Path | None, typer.Option(help="The server's certificate.")]

@@ -26,6 +26,7 @@ from fedmodels.training.method import Payload
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, put_scores, record_of
+from fedsrv.engine.forecast import forecast
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.schedule import Step
@@ -57,6 +58,7 @@ class RoundParts:
         each = self.rule.reads_each or any(one.needs_each for one in options)
         self._folds = self.method.reduction == "mean" and not each
         """Whether uploads may be added up as they come."""
+        self._foretold = False
 
     @property
     def experiment(self) -> Experiment:
@@ -130,11 +132,15 @@ class RoundParts:
         check: CheckUpload = partial(self._check_upload, plan, ctx, state)
         for one in self.options:
             check = one.checks(ctx, check)
-        return plan.trip(
+        trip = plan.trip(
             orders, common, personal, AllOf(plan.needed_uploads(ctx.cohort, wanted), wanted),
             spec=plan.upload_spec, count=self.count if self._folds else None, check_upload=check,
             measures=True,
         )  # fmt: skip
+        if orders and not ctx.interaction and not self._foretold:
+            self._foretold = True
+            self.events.tell("forecast", **forecast(plan, trip, state, wanted))
+        return trip
 
     def payload(self, ctx: ServerContext, state: ServerState) -> Payload:
         """Return what a cohort gets to train from: the common part, and each client's own."""

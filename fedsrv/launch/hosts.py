@@ -14,6 +14,9 @@ from fedsrv.launch.forked import fork_hosts
 from fedsrv.launch.gpus import Look
 from fedsrv.launch.layout import Crowd, Machine, layout
 
+FORECAST = "forecast"
+"""The id, among those of hosts, of the trial that says how long a run takes; and its log."""
+
 
 @dataclass(frozen=True)
 class Joining:
@@ -84,6 +87,10 @@ class Hosts(Protocol):
         """Start a host, or start it again after its end."""
         ...
 
+    def forecast(self, config: Path, data: Path) -> bool:
+        """Start the trial that says how long a run takes; tell whether there is one."""
+        ...
+
     def begin_again(self) -> None:
         """Get ready once more, after all hosts have gone at once."""
         ...
@@ -140,6 +147,14 @@ class LocalHosts:
         argv = self._joining.arguments(clients, server, self._devices[clients])
         log = self._log(f"client-{clients}")
         self._server.tell({"id": clients, "argv": argv, "log": str(log)})
+
+    def forecast(self, config: Path, data: Path) -> bool:
+        """Fork the trial; its end comes into the box as that of a host."""
+        assert self._server is not None
+        device, log = next(iter(self._devices.values())), self._log(FORECAST)
+        argv = ["forecast", str(config), "--data", str(data), "--device", device]
+        self._server.tell({"id": FORECAST, "argv": argv, "log": str(log)})
+        return True
 
     def end(self) -> None:
         """End the fork server, which kills every host."""

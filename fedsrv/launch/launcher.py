@@ -40,7 +40,7 @@ from fedsrv.launch.forked import (
     share_memory,
 )
 from fedsrv.launch.given_data import check_given_data, check_net, clients_here, name_of
-from fedsrv.launch.hosts import Hosts, Joining, LocalHosts, error_in, notes_in
+from fedsrv.launch.hosts import FORECAST, Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.layout import Crowd
 from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.launch.stacking import as_it_began, proposed
@@ -79,6 +79,7 @@ def launch(
     ray: RayPlace | None = None,
     strict: bool = False,
     together: bool = False,
+    forecasts: bool = False,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
 
@@ -99,6 +100,7 @@ def launch(
         ray: the cluster on which the hosts run; by default this machine.
         strict: refuse data in which something may not be meant.
         together: let clients of a GPU with a small net train as one step.
+        forecasts: try a client's work first, and say how long the run will take.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -142,6 +144,7 @@ def launch(
             serve_options,
             strict,
             together,
+            forecasts,
         )
         with launching(out), processes as run:
             run.partition()
@@ -229,6 +232,10 @@ class Launch:
     """Whether data are refused in which something may not be meant."""
     together: bool = False
     """Whether clients of a GPU with a small net train as one step."""
+    forecasts: bool = False
+    """Whether a trial says how long a run that begins will take."""
+    is_tried: bool = False
+    """Whether that trial goes on: hosts start when it has ended."""
     box: Box = field(default_factory=Box)
     address: str = ""
     """Where the coordinator listens; empty until it does."""
@@ -316,6 +323,7 @@ class Launch:
                 self.experiment = found
                 self.config.write_text(tomli_w.dumps(found.to_dict()), "utf-8")
                 self.clients = self.hosts.divide(replace(crowd, stacked=True))
+            self.is_tried = self.forecasts and self.hosts.forecast(self.config, self.data)
         self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:
@@ -368,10 +376,8 @@ class Launch:
             elif said.status is not None:
                 self._restart(self.hosts.name, self.hosts.why(said.status))
                 self.hosts.begin_again()
-                # Before the coordinator listens there is no address; its line starts all hosts.
-                for client in self.clients if self.address else ():
-                    if client not in self.ended:
-                        self.hosts.start(client, self.address)
+                self.is_tried = False
+                self._start_hosts()
             else:
                 self._client_said(json.loads(said.line))
 
@@ -386,8 +392,7 @@ class Launch:
             fresh = not self.address
             self.address = said.line.removeprefix("listening on ")
             if fresh:
-                for client in self.clients:
-                    self.hosts.start(client, self.address)
+                self._start_hosts()
         elif said.line.startswith("{"):
             event = Event.from_json(said.line)
             if event.kind == "commit":
@@ -414,6 +419,12 @@ class Launch:
             while self.dismissed:
                 self.hosts.start(self.dismissed.pop(), self.address)
 
+    def _start_hosts(self) -> None:
+        """Start all hosts, once there is an address and the machine is theirs."""
+        for client in self.clients if self.address and not self.is_tried else ():
+            if client not in self.ended:
+                self.hosts.start(client, self.address)
+
     def _start_set_out(self) -> None:
         """Start those that were out: the run went back to before a client was set out."""
         while self.set_out:
@@ -431,6 +442,8 @@ class Launch:
             self.display.say(f"client-{client} has found room on {fact['node']}")
         if "status" not in fact:
             return
+        if client == FORECAST:
+            return self._forecast_said(fact["status"] == 0)
         self.without_room.pop(client, None)
         if fact["status"] == 0 or self.finished or self.is_draining:
             self.ended.add(client)
@@ -451,6 +464,14 @@ class Launch:
             return
         self._restart(source, why)
         self.hosts.start(client, self.address)
+
+    def _forecast_said(self, is_done: bool) -> None:
+        """Say how long the run will take, or why nobody knows; then start the hosts."""
+        lines = self._log(FORECAST).read_text("utf-8", "replace").splitlines() if is_done else []
+        for line in lines or [f"not known: {error_in(self._log(FORECAST))}"]:
+            self.display.say(f"forecast: {line}")
+        self.is_tried = False
+        self._start_hosts()
 
     def _why(self, source: str, status: int) -> str:
         """Return why a process ended, by its exit status and its log."""

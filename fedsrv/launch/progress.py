@@ -173,7 +173,7 @@ class Display(PlainLines):
             self.last = line
         elif event.kind == "launcher":
             self.last = printable(str(event.detail.get("line", "")))
-        elif event.kind in ("metrics", "dashboard"):
+        elif event.kind in ("metrics", "dashboard", "forecast"):
             self.say(line)
         if event.kind == "commit":
             done = status.interaction + 1

@@ -66,7 +66,7 @@ class Site:
         """Return the command line of a process."""
         if role == LAUNCHER:
             more = ["--data", str(self.data)] if self.data else []
-            more += [*self._resume(), "--device", "cpu", "--hosts", "2"]
+            more += [*self._resume(), "--device", "cpu", "--hosts", "2", "--no-forecast"]
             return ["launch", str(self.config), "--out", str(self.out), *more]
         address = f"127.0.0.1:{self.port}"
         relay = f"127.0.0.1:{self.relay_port}"

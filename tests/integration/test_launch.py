@@ -49,7 +49,8 @@ class Launched:
         lease_s: float = 0.0, **env: str,
     ) -> None:  # fmt: skip
         self.out = out
-        arguments = ["launch", str(config), "--out", str(out), *more]
+        trial = [] if "--forecast" in more else ["--no-forecast"]  # a run takes as long as it
+        arguments = ["launch", str(config), "--out", str(out), *trial, *more]
         self.process: subprocess.Popen[str] | ForkedServer
         if forks is not None:
             self.process = forks.start_fedsrv(arguments, lease_s=lease_s)
@@ -107,9 +108,12 @@ def gone(processes: list[psutil.Process]) -> bool:
 
 def test_a_run_from_beginning_to_end(launch, whole_run, partition, tmp_path):
     begun = time.time()
-    run = launch(SHORT, "--hosts", "2", forked=False)
+    run = launch(SHORT, "--hosts", "2", "--forecast", forked=False)
     status, output = run.end()
     assert status == 0, output
+    before_round_1 = output.partition("client 2 joined (")[0]
+    assert "forecast: an interaction takes about " in before_round_1
+    assert re.search(r"forecast: an interaction sends [\d.]+ kB to each of 3 clients", output)
     check_records(records_of(run.out), time.time() - begun)
     assert "waiting for 3 clients to join at 127.0.0.1:" in output
     assert "client 2 joined (" in output
@@ -139,8 +143,9 @@ def test_a_run_from_beginning_to_end(launch, whole_run, partition, tmp_path):
     assert status == 2
     assert "already holds a run; give --resume" in output
     longer = {**SHORT, "schedule": {"rounds": 3, "clients": 3}}
-    status, output = launch(longer, "--resume").end()
+    status, output = launch(longer, "--resume", "--forecast").end()
     assert status == 0, output
+    assert "forecast" not in output, "it goes on"
     assert summary_of(run.out)["rounds"] == 3
     fresh = whole_run(longer, run.out / "data", evaluator=True).summary
     assert summary_of(run.out)["state_sha256"] == fresh["state_sha256"]

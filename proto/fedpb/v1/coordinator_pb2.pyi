@@ -654,7 +654,7 @@ class WatchResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed", "listening", "draining", "dashboard", "metrics", "ended", "note", "gone", "back", "present", "resting", "growth", "resumed", "refused")
+    __slots__ = ("client_id", "interaction", "round", "unix_time", "joined", "left", "order", "beat", "upload", "failed", "commit", "scores", "finished", "waiting", "server", "rollback", "started_over", "missed", "listening", "draining", "dashboard", "metrics", "ended", "note", "gone", "back", "present", "resting", "growth", "resumed", "refused", "forecast")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     INTERACTION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -686,6 +686,7 @@ class Event(_message.Message):
     GROWTH_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    FORECAST_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     interaction: int
     round: int
@@ -717,7 +718,8 @@ class Event(_message.Message):
     growth: Grown
     resumed: Resumed
     refused: Refused
-    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., dashboard: _Optional[_Union[Dashboard, _Mapping]] = ..., metrics: _Optional[_Union[MetricsPage, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., note: _Optional[_Union[Noted, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., back: _Optional[_Union[Back, _Mapping]] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., resting: _Optional[_Union[Resting, _Mapping]] = ..., growth: _Optional[_Union[Grown, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ...) -> None: ...
+    forecast: Forecast
+    def __init__(self, client_id: _Optional[str] = ..., interaction: _Optional[int] = ..., round: _Optional[int] = ..., unix_time: _Optional[float] = ..., joined: _Optional[_Union[Joined, _Mapping]] = ..., left: _Optional[_Union[Left, _Mapping]] = ..., order: _Optional[_Union[OrderSent, _Mapping]] = ..., beat: _Optional[_Union[Progress, _Mapping]] = ..., upload: _Optional[_Union[Uploaded, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., commit: _Optional[_Union[Committed, _Mapping]] = ..., scores: _Optional[_Union[Scored, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., waiting: _Optional[_Union[WaitingFor, _Mapping]] = ..., server: _Optional[_Union[ServerWork, _Mapping]] = ..., rollback: _Optional[_Union[RolledBack, _Mapping]] = ..., started_over: _Optional[_Union[StartedOver, _Mapping]] = ..., missed: _Optional[_Union[Missed, _Mapping]] = ..., listening: _Optional[_Union[Listening, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., dashboard: _Optional[_Union[Dashboard, _Mapping]] = ..., metrics: _Optional[_Union[MetricsPage, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., note: _Optional[_Union[Noted, _Mapping]] = ..., gone: _Optional[_Union[Gone, _Mapping]] = ..., back: _Optional[_Union[Back, _Mapping]] = ..., present: _Optional[_Union[Present, _Mapping]] = ..., resting: _Optional[_Union[Resting, _Mapping]] = ..., growth: _Optional[_Union[Grown, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class Joined(_message.Message):
     __slots__ = ()
@@ -923,6 +925,26 @@ class Grown(_message.Message):
     LINE_FIELD_NUMBER: _ClassVar[int]
     line: str
     def __init__(self, line: _Optional[str] = ...) -> None: ...
+
+class Forecast(_message.Message):
+    __slots__ = ("line", "clients", "interactions", "down", "up", "all", "server_disk", "client_disk")
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    INTERACTIONS_FIELD_NUMBER: _ClassVar[int]
+    DOWN_FIELD_NUMBER: _ClassVar[int]
+    UP_FIELD_NUMBER: _ClassVar[int]
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    SERVER_DISK_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_DISK_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    clients: int
+    interactions: int
+    down: _containers.RepeatedScalarFieldContainer[int]
+    up: _containers.RepeatedScalarFieldContainer[int]
+    all: _containers.RepeatedScalarFieldContainer[int]
+    server_disk: _containers.RepeatedScalarFieldContainer[int]
+    client_disk: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, line: _Optional[str] = ..., clients: _Optional[int] = ..., interactions: _Optional[int] = ..., down: _Optional[_Iterable[int]] = ..., up: _Optional[_Iterable[int]] = ..., all: _Optional[_Iterable[int]] = ..., server_disk: _Optional[_Iterable[int]] = ..., client_disk: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Resumed(_message.Message):
     __slots__ = ("task", "loss", "metrics")

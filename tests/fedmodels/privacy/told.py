@@ -50,7 +50,8 @@ parts:
   Event.joined Event.left Event.order Event.beat Event.upload Event.failed Event.commit Event.scores
   Event.finished Event.waiting Event.server Event.rollback Event.started_over Event.missed
   Event.listening Event.draining Event.dashboard Event.metrics Event.ended Event.note Event.gone
-  Event.back Event.present Event.resting Event.growth Event.resumed Grown.line Resting.line
+  Event.back Event.present Event.resting Event.growth Event.resumed Event.forecast Grown.line
+  Resting.line
   OrderSent.order PartHeader.bundle BundleHeader.weights BundleHeader.prototypes
   BundleHeader.generators BundleHeader.histogram ModelShard.tensors PrototypeSet.vectors
   PrototypeSet.labels PrototypeSet.counts GeneratorUpdate.tensors LabelHistogram.round
@@ -69,6 +70,8 @@ config:
   Confusion.view Probabilities.view Figures.view Figures.test_set
   WatchRequest.from_start Listening.address Listening.clients
   Listening.needed Dashboard.url MetricsPage.url Committed.of Committed.open
+  Forecast.line Forecast.clients Forecast.interactions Forecast.down Forecast.up Forecast.all
+  Forecast.server_disk Forecast.client_disk
   Order.settings Committed.privacy Entry.key Entry.usual Value.boolean Value.integer
   Value.number Value.text
 random:
@@ -150,6 +153,7 @@ config:
   record.privacy.epsilon_renyi
   record.privacy.epsilon summary.privacy.* summary.format summary.method summary.data
   summary.scenario summary.seed summary.compute.* event.listening.* event.commit.privacy.*
+  event.forecast.*
   summary.figures_missing.* record.definitions summary.definitions
 answer:
   record.failed.* record.seconds.server record.seconds.wall summary.seconds.* event.failed.*

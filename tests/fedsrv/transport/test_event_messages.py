@@ -53,6 +53,16 @@ FACTS: dict[str, dict[str, Any]] = {
     "resting": {"line": "the run has learned all it has", "clients": []},
     "growth": {"line": "client 0 with another task"},
     "resumed": {"task": 1, "loss": 0.5, "metrics": {"a_loc": 0.75}},
+    "forecast": {
+        "line": "an interaction sends 8 B",
+        "clients": 2,
+        "interactions": 3,
+        "down": [8, 8],
+        "up": [4, 6],
+        "all": [72, 84],
+        "server_disk": [1, 2],
+        "client_disk": [3, 4],
+    },
     "refused": {"line": "client 1 does not serve its model of round 2"},
 }
 

@@ -1,0 +1,372 @@
+"""How long a run will take, by a trial: a client's work and the coordinator's, kept nowhere.
+
+The trial is the first training of one client, from the initial state, in a directory that goes
+away. All random numbers are those of seeds, so the run itself comes to the same bits. What is too
+long to be done is done with all lengths (epochs, steps, images to draw) at 1, then with each of
+them larger: the time of the whole follows from how it grows.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from fedcli.data.store.commands import run_partition
+from fedcli.runtime.workers import Workers
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.origin import data_and_scenario
+from fedmodels.devices import is_gpu
+from fedmodels.errors import DataError, FedtideError
+from fedmodels.machine import cores, peak_rss_bytes
+from fedmodels.printable import bytes_text, duration, text_of
+from fedmodels.resolution import experiment_of
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
+from fedmodels.tensors.uploads import Uploads
+from fedmodels.training.contexts import Position, ServerContext
+from fedmodels.training.hooks import broadcast, evaluation, init_server, reduce
+from fedmodels.training.settings import SharedSettings, to_table
+from fedpb.codec import merged
+from fedpb.v1 import coordinator_pb2 as rpc
+
+WHOLE, PART, ALL = 0.5, 10.0, 20.0
+"""Seconds that a whole training may take here; that one with short lengths may take; and after
+which no further length is looked at."""
+STEP = 0.1
+"""Seconds that a length has to add before the time of the whole is concluded from them."""
+LONG_S = 600.0
+"""A run that takes longer is told what makes it shorter."""
+LOOKED_AT = 20
+"""Clients whose examples are counted."""
+CLIENT, BYTES = 0.005, 1e9
+"""What a trip costs beside all work: seconds for each client, and bytes a second."""
+PRIVACY = "[privacy]"
+LENGTHS = re.compile(r"(epochs|iterations|steps|evaluations|volume|n_check)$")
+Lengths = Mapping[tuple[str, str], int]
+"""Keys of a config that say how often something is done, and how often."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Seconds of what an interaction consists of."""
+
+    client: float
+    """A client's training."""
+    server: float
+    """What the coordinator makes of all uploads."""
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds of both."""
+        return self.client + self.server
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.client + other.client, self.server + other.server)
+
+    def __mul__(self, times: float) -> Work:
+        return Work(self.client * times, self.server * times)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run will take."""
+
+    interaction: float
+    """Seconds, on this machine."""
+    client: float
+    """Of these a client's training."""
+    interactions: int
+    """0 of an open run."""
+    memory: int
+    """What the trial took of it, beside what is imported."""
+    least: bool = False
+    """Whether a part was too long to be tried: it takes longer than told."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """By key, the share of the work that follows it."""
+    without: tuple[str, ...] = ()
+    """What comes to it, and could not be tried."""
+
+    @property
+    def run(self) -> float:
+        """Return the seconds of all interactions."""
+        return self.interaction * self.interactions
+
+    def lines(self) -> Iterator[str]:
+        """Yield what is said of it."""
+        about = "more than" if self.least else "about"
+        line = f"an interaction takes {about} {_time(self.interaction)} on this machine"
+        line += f", of which a client trains {_time(self.client)}"
+        if self.interactions:
+            line += f"; all {self.interactions} take {about} {_time(self.run)}"
+        line += f", without {' and '.join(self.without)}" if self.without else ""
+        yield f"{line}; a client takes {bytes_text(float(f'{self.memory:.2g}'))} of memory"
+        if max(self.run, self.interaction) > LONG_S:
+            keys = [f"{key} ({share:.0%})" for key, share in self.shares.items()]
+            yield f"less of these makes it shorter: {', '.join([*keys, '[schedule] rounds'])}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {**vars(self), "run": self.run, "lines": [*self.lines()]}
+
+
+def _time(seconds: float) -> str:
+    return duration(seconds) if seconds >= 10 else text_of(float(f"{seconds:.2g}"), "seconds")
+
+
+def of_config(experiment: Experiment, data: Path | None, device: torch.device) -> Forecast:
+    """Return the forecast of a run on its data; unless they are given, they are dealt out for it.
+
+    Raises:
+        FedtideError: as :func:`forecast`.
+    """
+    if data is not None:
+        return forecast(experiment, data, device)
+    how, seed = experiment.schedule, experiment.seed
+    with tempfile.TemporaryDirectory(prefix="fedtide-forecast-") as place:
+        dealt = data_and_scenario(experiment)
+        run_partition(*dealt, how.clients, seed, root := Path(place), Console(quiet=True))
+        return forecast(experiment, root, device)
+
+
+def forecast(
+    experiment: Experiment,
+    data: Path,
+    device: torch.device,
+    tried_s: float = WHOLE,
+    at_once: int | None = None,
+) -> Forecast:
+    """Try a client's work and the coordinator's; say how long the run will take.
+
+    Args:
+        experiment: what is to run.
+        data: the clients' data.
+        device: what clients train on.
+        tried_s: seconds that a whole training is tried for.
+        at_once: how many clients train side by side; by default one a core.
+
+    Raises:
+        FedtideError: the config or the data do not fit, or the trial failed; one line says why.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedtide-forecast-") as place:
+        return _Trial(experiment, data, device, Path(place), at_once).forecast(tried_s)
+
+
+class _TooLong(BaseException):
+    """A trial takes too long; nothing of a client may catch it."""
+
+
+@contextmanager
+def _within(seconds: float) -> Iterator[None]:
+    """End what takes longer than so many seconds of this process."""
+
+    def ring(number: int, frame: Any) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+class _Trial:
+    """The trial of a run."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        data: Path,
+        device: torch.device,
+        place: Path,
+        at_once: int | None,
+    ) -> None:
+        self.experiment, self.data, self.device, self.place = experiment, data, device, place
+        self.at_once, self.began = at_once or cores(), peak_rss_bytes()
+        self._number = 0
+        self.clock = time.perf_counter if is_gpu(device) else time.process_time
+        self.began_at = self.clock()
+        looked = Workers([0], data, place / "looked", device)
+        some = [c for c in range(experiment.schedule.clients) if looked.has_data(c)]
+        if not some:
+            raise DataError(f"{data} holds no client's data")
+        kept = some[:: math.ceil(len(some) / LOOKED_AT)]
+        self.examples = {c: _examples(looked, c, experiment.accumulates) for c in kept}
+        """Examples to train on, by client and task."""
+        self.mean = float(np.mean([n for row in self.examples.values() for n in row]))
+        self.client = min(self.examples, key=lambda c: abs(self.examples[c][0] - self.mean))
+        self.tasks = max(map(len, self.examples.values()))
+        self.without = dict[str, None]()
+        """What comes to the work, and cannot be tried."""
+        self.has_evaluator = (data / "global-test").is_dir()
+
+    def forecast(self, tried_s: float) -> Forecast:
+        """Do the trial."""
+        lengths, least = self._lengths(), False
+        ones = dict.fromkeys(lengths, 1)
+        try:
+            self._begin(ones)
+            try:
+                work, shares = self._tried({}, tried_s), dict[str, float]()
+            except _TooLong:
+                work, shares = self._grown(lengths, ones)
+            scores = self._scores()
+        except _TooLong:
+            work, shares, scores, least = Work(PART, 0), {}, 0.0, True
+        how, cohort = self.experiment.schedule, self.experiment.at_once
+        scale = self.mean / max(1, self.examples[self.client][0])
+        turns = math.ceil(cohort / self.at_once)
+        trips = 1 + 1 / self.experiment.evaluate.every
+        one = turns * work.client * scale + work.server + scores
+        one += trips * cohort * (CLIENT + self.moved / BYTES)
+        whole = 0 if how.open else how.rounds * self.tasks
+        memory = peak_rss_bytes() - self.began
+        return Forecast(one, work.client * scale, whole, memory, least, shares, (*self.without,))
+
+    def _begin(self, ones: Lengths) -> None:
+        """Do what is done once in a process; find out whether a client's work needs others'."""
+        try:
+            self._tried(ones)
+        except FedtideError:
+            if self.experiment.privacy is None:
+                raise
+            self.without[PRIVACY] = None
+            self._tried(ones)
+
+    # --- lengths ----------------------------------------------------------------------------------
+
+    def _lengths(self) -> dict[tuple[str, str], int]:
+        """Return the keys that say how often something is done."""
+        begun = Workers([self.client], self.data, self.place / "begun", self.device)
+        begun.begin(self.experiment)
+        worker = begun.of(self.client)
+        values = to_table(worker.method)
+        for part in vars(worker.method).values():
+            if isinstance(part, SharedSettings) and values.get("generator_epochs") == 0:
+                values["generator_epochs"] = part.of(worker.run).family.usual()[1]  # type: ignore[attr-defined]
+        if values.get("generator_arch") != "ddpm":
+            values.pop("generator_evaluations", None)  # of diffusion models alone
+        found = {("method", key): n for key, n in values.items() if LENGTHS.search(key)}
+        found["training", "local_epochs"] = self.experiment.training.local_epochs
+        return {key: n for key, n in found.items() if isinstance(n, int) and n > 1}
+
+    def _with(self, lengths: Lengths) -> Experiment:
+        """Return the experiment with other lengths."""
+        tables = self.experiment.to_dict()
+        for (table, key), value in lengths.items():
+            tables[table] = {**tables.get(table, {}), key: value}
+        if PRIVACY in self.without:
+            del tables["privacy"]
+        return experiment_of(tables)
+
+    def _grown(self, lengths: Lengths, ones: Lengths) -> tuple[Work, dict[str, float]]:
+        """Return the work of the whole, and the share of each key in it, from short trials."""
+        base = work = self._tried(ones)
+        parts = dict[str, float]()
+        for key, value in lengths.items():
+            if self.clock() - self.began_at > ALL:
+                break
+            times, more = 1, base
+            while (more + base * -1).seconds < STEP and times < value:
+                times = min(value, 4 * times)
+                more = self._tried({**ones, key: times})
+            each = (more + base * -1) * (1 / (times - 1))
+            each = Work(max(0.0, each.client), max(0.0, each.server)) * (value - 1)
+            work += each
+            parts[f"[{key[0]}] {key[1]} = {value}"] = each.seconds
+        whole = work.seconds
+        shares = {key: part / whole for key, part in parts.items() if part > whole / 10}
+        return work, dict(sorted(shares.items(), key=lambda one: -one[1]))
+
+    # --- a trial ----------------------------------------------------------------------------------
+
+    def _tried(self, lengths: Lengths, within_s: float = PART) -> Work:
+        """Let the client train once and the coordinator reduce; return how long each took."""
+        experiment = self._with(lengths) if lengths or self.without else self.experiment
+        self._number += 1
+        clients: list[ClientId] = [self.client, *([EVALUATOR] if self.has_evaluator else [])]
+        self.workers = Workers(clients, self.data, self.place / str(self._number), self.device)
+        self.workers.begin(experiment)
+        worker = self.workers.of(self.client)
+        method, run = worker.method, worker.run
+        self.state = init_server(method, run)
+        others = [c for c in range(experiment.schedule.clients) if c != self.client]
+        cohort = tuple(sorted([self.client, *others[: experiment.at_once - 1]]))
+        worker.stream.open(0)
+        labels = tuple(sorted({*worker.stream.train(0)[1].tolist()}))
+        self.ctx = ServerContext(
+            run, Position(0, 0, 0), cohort, labels=dict.fromkeys(cohort, labels),
+            limits=worker.stream.limits(),
+        )  # fmt: skip
+        common, personal = broadcast(method, self.ctx, self.state)
+        sent = worker.set_up.wire.sent(common)
+        payload = merged({"common": sent, "personal": personal.get(self.client, Bundle())})
+        order = self._order(rpc.ORDER_KIND_TRAIN, {*method.views} & {"after_local"})
+        with _within(within_s):
+            begun = self.clock()
+            result = worker.execute(order, payload)
+            client = self.clock() - begun
+            assert result is not None, "nobody abandons a trial"
+            if result.failure:
+                raise FedtideError(f"a trial of a client's training failed: {result.failure}")
+            self.moved = payload.num_bytes() + result.upload.num_bytes()
+            upload = worker.set_up.wire.restored(result.upload, common)
+            begun = self.clock()
+            sent_by = dict.fromkeys(cohort, upload)
+            uploads = Uploads(sent_by, method.count, method.reduction)
+            try:
+                reduce(method, self.ctx, self.state, uploads)
+            except Exception:  # such as a method's that reads data of the server
+                self.without["the coordinator's part"] = None
+            return Work(client, self.clock() - begun)
+
+    def _order(self, kind: rpc.OrderKind, views: Any, client: ClientId | None = None) -> rpc.Order:
+        seen, least = (self.tasks + 1) // 2, 1
+        return rpc.Order(
+            kind=kind, client_id=str(self.client if client is None else client), base=-1,
+            committed=-1, views=sorted(views), global_test=True,
+            tasks_seen=seen if kind == rpc.ORDER_KIND_EVALUATE else least,
+        )  # fmt: skip
+
+    def _scores(self) -> float:
+        """Return the seconds of scores in an interaction, by the last trial's clients."""
+        worker = self.workers.of(self.client)
+        method, how, order = worker.method, self.experiment.evaluate, self.experiment.schedule.order
+        common, personal = evaluation(method, self.ctx, self.state)
+        sent = worker.set_up.wire.sent(common)
+        payload = merged({"common": sent, "personal": personal.get(self.client, Bundle())})
+        views = ({*method.views} & {*how.views}) - {"after_local"}
+
+        def seconds(client: ClientId, views: Any) -> float:
+            begun = self.clock()
+            with suppress(Exception), _within(PART):
+                asked = self._order(rpc.ORDER_KIND_EVALUATE, views, client)
+                self.workers.of(client).execute(asked, payload)
+            return self.clock() - begun
+
+        if not views:
+            return 0.0
+        many = math.ceil(self.experiment.schedule.clients / self.at_once)
+        each = many * seconds(self.client, views)
+        if self.has_evaluator and "global" in views:
+            each += seconds(EVALUATOR, {"global"})
+        scored = how.every * (self.tasks if order == "rounds_outer" else 1)
+        return each / scored
+
+
+def _examples(workers: Workers, client: int, accumulates: bool) -> list[int]:
+    """Return how many examples a client trains on, by task."""
+    found = [sum(task.train) for task in workers.data(client).tasks]
+    return np.cumsum(found).tolist() if accumulates else found

@@ -1,0 +1,122 @@
+"""What a run will take: bytes by counts, and time by how a trial's work grows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedcli import forecasting
+from fedcli.cli import app
+from fedcli.forecasting import Forecast, Work, forecast
+from fedmodels.errors import DataError
+from fedsrv.events import Event
+from fedtide.inprocess import run_in_process
+from tests.conftest import tiny_experiment
+
+CPU = torch.device("cpu")
+LESS = {"method": {"name": "pfedgrp", "generator_epochs": 90}, "training": {"local_epochs": 3}}
+
+
+@pytest.mark.parametrize(("method", "is_exact"), [("fedavg", True), ("fedproto", False)])
+def test_what_clients_move_is_foretold_to_the_byte(digits, tmp_path, method, is_exact):
+    """Prototypes of round 1 are few, and later ones not more than the specification holds."""
+    events = list[Event]()
+    experiment = tiny_experiment(method={"name": method}, schedule={"rounds": 2})
+    run_in_process(experiment, digits, tmp_path / "run", hear=events.append)
+    (said,) = [event.detail for event in events if event.kind == "forecast"]
+    rows = [*map(json.loads, (tmp_path / "run" / "rounds.jsonl").read_text().splitlines())]
+    moved = sum(row["bytes"]["down"] + row["bytes"]["up"] for row in rows)
+    least, most = said["all"]
+    assert (least == moved == most) if is_exact else (least < moved <= most)
+    assert said["interactions"] == len(rows)
+    stored = sum(file.stat().st_size for file in (tmp_path / "run" / "server").iterdir())
+    assert stored <= said["server_disk"][1]
+    if is_exact:  # a run that goes on is not foretold again
+        longer = tiny_experiment(method={"name": method}, schedule={"rounds": 3})
+        run_in_process(longer, digits, tmp_path / "run", resume=True, hear=events.append)
+        assert [event.kind for event in events].count("forecast") == 1
+        assert [event.kind for event in events].count("finished") == 2
+
+
+def test_a_trial_changes_neither_the_data_nor_what_is_drawn(digits, tmp_path, whole_run):
+    experiment, data = tiny_experiment(), {f: f.stat().st_mtime_ns for f in digits.rglob("*")}
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    found = forecast(experiment, digits, CPU)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert {f: f.stat().st_mtime_ns for f in digits.rglob("*")} == data
+    assert found.interactions == 2 * experiment.schedule.rounds
+    assert found.interaction > found.client > 0
+    again = run_in_process(experiment, digits, tmp_path / "run")
+    assert again["state_sha256"] == whole_run(experiment, digits).summary["state_sha256"]
+
+
+def test_what_is_too_long_follows_from_how_it_grows(digits, tmp_path, monkeypatch):
+    """A training of 1 s, 0.5 s for each further epoch and 0.2 s for each of a generator.
+
+    Whole it takes 1 + 2 * 0.5 + 89 * 0.2 = 19.8 s, of which generators are 0.9.
+    """
+    tried = list[dict[tuple[str, str], int]]()
+
+    def work(trial, lengths, within_s=0.0):
+        if not lengths:
+            raise forecasting._TooLong
+        tried.append(dict(lengths))
+        epochs, generators = (
+            lengths["training", "local_epochs"],
+            lengths["method", "generator_epochs"],
+        )
+        trial.moved = 0
+        return Work(1 + 0.5 * (epochs - 1) + 0.2 * (generators - 1), 0.25)
+
+    monkeypatch.setattr(forecasting._Trial, "_tried", work)
+    monkeypatch.setattr(forecasting._Trial, "_scores", lambda trial: 0.0)
+    found = forecast(tiny_experiment(**LESS), digits, CPU, at_once=1)
+    trial = forecasting._Trial(tiny_experiment(**LESS), digits, CPU, tmp_path, 1)
+    scale = trial.mean / trial.examples[trial.client][0]
+    assert found.client == pytest.approx(19.8 * scale)
+    assert next(iter(found.shares)) == "[method] generator_epochs = 90"
+    assert found.shares["[method] generator_epochs = 90"] == pytest.approx(17.8 / 20.05)
+    costly = ("training", "local_epochs"), ("method", "generator_epochs")
+    assert max(lengths[key] for lengths in tried for key in costly) == 4
+
+
+def test_a_long_run_is_told_what_makes_it_shorter():
+    short = Forecast(2.0, 0.5, 30, 10**8)
+    assert [*short.lines()] == [
+        "an interaction takes about 2 s on this machine, of which a client trains 0.5 s; all 30 "
+        "take about 1 min 0 s; a client takes 100 MB of memory"
+    ]
+    shares = {"[method] generator_epochs = 6000": 0.97}
+    long = Forecast(1200.0, 550.0, 100, 10**8, shares=shares, without=("[privacy]",))
+    first, second = long.lines()
+    assert "all 100 take about 33 h 20 min, without [privacy];" in first
+    assert second.endswith(": [method] generator_epochs = 6000 (97%), [schedule] rounds")
+    open_run = Forecast(1200.0, 550.0, 0, 10**8, least=True)
+    assert "takes more than 20 min 0 s" in next(open_run.lines())
+    assert "all " not in next(open_run.lines())
+
+
+def test_secrets_of_others_are_left_out_and_named(digits):
+    masked = tiny_experiment(
+        privacy={"secure_sum": {"trust": "coordinator"}}, schedule={"clients": 3}
+    )
+    assert forecast(masked, digits, CPU).without == ("[privacy]",)
+
+
+def test_the_command_deals_data_out_or_says_what_lacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = tmp_path / "config.toml"
+    import tomli_w
+
+    config.write_text(tomli_w.dumps(tiny_experiment().to_dict()))
+    done = CliRunner().invoke(app, ["forecast", str(config), "--json", "--device", "cpu"])
+    assert json.loads(done.stdout)["lines"][0].startswith("an interaction takes about ")
+    assert [file.name for file in Path().iterdir()] == ["config.toml"]
+    nothing = CliRunner().invoke(app, ["forecast", str(config), "--data", str(tmp_path)])
+    assert isinstance(nothing.exception, DataError)
+    assert str(nothing.exception) == f"{tmp_path} holds no client's data"
