@@ -22,8 +22,8 @@ from torch import nn
 class Net(nn.Module):
     def __init__(self, num_classes, input_shape):
         super().__init__()
-        self.base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
-        self.base.requires_grad_(False)
+        self.base = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16))
+        self.base[1].requires_grad_(False)
         self.head = nn.Linear(16, num_classes)
 
     def features(self, x):
@@ -70,6 +70,10 @@ SETTINGS: Mapping[str, Tables] = {
     "bfloat16": {"training": {"precision": "bfloat16"}},
     "together": {"training": {"together": 3}},
     "frozen parts": {"net": {"name": "net.py:Net"}},
+    "own nets": {
+        "net": {"by_client": [{"name": "mlp", "hidden": [8, 16]}]},
+        "method": {"name": "lg-fedavg"},
+    },
 }
 """What switches each part on; paths are files of a test's directory."""
 TARGETS: Mapping[str, Tables] = {
@@ -162,7 +166,11 @@ def tables_of(names: Sequence[str], place: Path) -> dict[str, Any]:
         kind = "-asynchronous" if schedule.get("order") == "asynchronous" else ""
         evaluate["reference"] = str(place / (evaluate["reference"] + kind))
     if "net" in found:
-        found["net"] = {"name": str(place / found["net"]["name"])}
+        file = found["net"].get("name")
+        found["net"] = {
+            "name": str(place / file) if file else "mlp", **({} if file else {"hidden": [16]}),
+            **{key: value for key, value in found["net"].items() if key != "name"},
+        }  # fmt: skip
     told = {"drift": "metrics", "prequential scores": "metrics", "stopping": "stopping"}
     if "level" in found.get("privacy", {}):
         more = [word for name, word in told.items() if name in names]

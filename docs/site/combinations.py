@@ -24,6 +24,7 @@ from fedmodels.training.compression import Compression  # noqa: E402
 from fedmodels.training.criterion import check_own_loss  # noqa: E402
 from fedmodels.training.hooks import takes_frozen  # noqa: E402
 from fedmodels.training.method import Method  # noqa: E402
+from fedmodels.training.own_nets import takes_own_nets  # noqa: E402
 from fedmodels.training.private_steps import check_hides_examples  # noqa: E402
 from fedmodels.training.private_uploads import contributions  # noqa: E402
 from fedmodels.training.run import RunFacts  # noqa: E402
@@ -65,6 +66,11 @@ def _frozen(method: Method, run: RunFacts) -> None:
         raise ConfigError("trains the whole net")
 
 
+def _own_nets(method: Method, run: RunFacts) -> None:
+    if not takes_own_nets(method):
+        raise ConfigError("trains one net over clients")
+
+
 ASKS: Mapping[str, Ask | None] = {
     "asynchronous rounds": check_asynchronous,
     "open runs": check_grows,
@@ -79,6 +85,7 @@ ASKS: Mapping[str, Ask | None] = {
     "server optimiser": check_server_optimizer,
     "own loss": check_own_loss,
     "frozen parts": _frozen,
+    "own nets": _own_nets,
 }
 """What each part asks of a method, beside what a config is checked with anyway."""
 LETTERS = {
@@ -87,6 +94,7 @@ LETTERS = {
     "noise at clients": "noise, clients", "example privacy": "examples",
     "hidden counts": "counts", "secure sums": "sums", "robust rules": "rules",
     "server optimiser": "optimiser", "own loss": "loss", "frozen parts": "frozen",
+    "own nets": "nets",
 }  # fmt: skip
 
 
@@ -186,7 +194,7 @@ def _goes(name: str, part: str) -> bool:
 
 def _takes(name: str, part: str, clips: Mapping[str, float]) -> bool:
     tables = tables_of([part], ROOT)
-    if part == "frozen parts":
+    if part in ("frozen parts", "own nets"):
         tables.pop("net")
     if "level" in tables.get("privacy", {}):
         tables["privacy"] = {**tables["privacy"], **clips}

@@ -103,7 +103,7 @@ def described(
     client: Client, net: SplitNet, view: str, round: int
 ) -> tuple[Bundle, Mapping[str, str]]:
     """Return a net's weights, and the header of their file."""
-    data, file, asked = client.data, client.data.file, client.experiment.net
+    data, file, asked = client.data, client.data.file, client.run.experiment.net
     facts = ModelFacts(
         asked.name, asked.options(), file.input_shape, data.num_classes, file.scale,
         file.mean, file.std, data.class_names, client.method.name, view, round,

@@ -52,7 +52,7 @@ class Client:
     experiment: Experiment
     device: torch.device
     sibling: InitVar[Client | None] = None
-    """Another client of this process. The two train in turn, and share one net to work with."""
+    """Another client of this process. The two train in turn, and share nets to work with."""
     keep_bytes: int = 256 << 20
     """A larger upload is not kept until its commit; the client computes it again if asked."""
     classes: Sequence[str] = ()
@@ -60,7 +60,7 @@ class Client:
     brought: Mapping[str, Any] = field(default_factory=dict)
     """What the site brings for parts, by name."""
     set_ups: SetUps = field(init=False)
-    """Shared by the clients of a process."""
+    """Shared by the clients of a process that have one net."""
     set_up: SetUp = field(init=False)
     """That for the classes of the last order."""
 
@@ -68,10 +68,11 @@ class Client:
         """Build the method, the net, the stream of tasks, and the parts."""
         table = self.experiment.method
         self.method = make(table.name, **table.hyper_parameters())
-        self.set_ups = sibling.set_ups if sibling else SetUps(
+        known = sibling.set_ups if sibling else SetUps(
             self.method, self.experiment, self.data.problem,
             self.classes or self.data.file.classes, self.device,
         )  # fmt: skip
+        self.set_ups = known.of_net(self.experiment.net.number_of(self.client))
         data, validation = self.experiment.data, None
         if data is not None and data.validation_share is not None:
             validation = part_at("fedcli.data.store.validation:Validation").of(data)

@@ -91,6 +91,20 @@ class SetUps:
         self._first = RunFacts(experiment, Problem(problem.input_shape, len(self.classes)))
         self._kept = {first: SetUp(method, self._first, first, device)}
         self._method = method
+        self._by_net = {0: self}
+        """The set-ups of each net that clients of this process have, by its number."""
+
+    def of_net(self, number: int) -> SetUps:
+        """Return the set-ups of the clients that have a net of ``[net] by_client``."""
+        if number not in self._by_net:
+            run = self._first.of_each_net[number]
+            with self.busy:
+                found = SetUps(
+                    self._method, run.experiment, run.problem, self.classes, self._device
+                )
+            found.busy, found.shared, found._by_net = self.busy, self.shared, self._by_net
+            self._by_net[number] = found
+        return self._by_net[number]
 
     def of(self, order: rpc.Order) -> SetUp:
         """Return the set-up for the first classes, those that an order adds, and their changes.

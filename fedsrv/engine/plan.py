@@ -154,9 +154,10 @@ class Plan:
         of_task = ("after_downlink", local_view(self.method))
         return trip if step.ends_round else [v for v in trip if v in of_task]
 
-    def count_macs(self) -> int:
-        """Return the multiply-adds of one forward pass."""
-        return multiply_adds(self.run.make_net(), self.run.problem.input_shape)
+    def count_macs(self) -> list[int]:
+        """Return the multiply-adds of one forward pass of each net."""
+        shape = self.run.problem.input_shape
+        return [multiply_adds(run.make_net(), shape) for run in self.run.of_each_net]
 
     @property
     def members(self) -> Collection[int]:

@@ -37,7 +37,7 @@ def summarise(
     experiment: Experiment,
     local_view: str,
     state_sha256: str,
-    count_macs: Callable[[], int],
+    count_macs: Callable[[], Sequence[int]],
     datasets: Sequence[str] = (),
     of_parts: Mapping[str, Figures] = NOTHING,
 ) -> dict[str, Any]:
@@ -48,13 +48,19 @@ def summarise(
     """
     rows = [row for record in records for row in record["clients"].values()]
     skipped = sum(row.get("skipped_examples", 0) for row in rows)
-    trained = sum(row.get("num_examples", 0) for row in rows) - skipped
     missing: dict[str, str] = {}
     compute: dict[str, int] = {}
     metrics: dict[str, float] = {}
     with _figure("compute", missing):
-        macs, epochs = count_macs(), experiment.training.local_epochs  # backward counts twice
-        compute = {"macs_per_example": macs, "training_macs": 3 * macs * epochs * trained}
+        macs, epochs, net = count_macs(), experiment.training.local_epochs, experiment.net
+        forward = sum(
+            macs[net.number_of(int(client))]
+            * (row.get("num_examples", 0) - row.get("skipped_examples", 0))
+            for record in records
+            for client, row in record["clients"].items()
+        )
+        compute = {"macs_per_example": macs[0]} if len(macs) == 1 else {}
+        compute["training_macs"] = 3 * epochs * forward  # backward counts twice
     with _figure("metrics", missing):
         metrics = run_metrics(records, experiment, local_view)
     for name, figures_of in of_parts.items():

@@ -87,7 +87,8 @@ def check_net(experiment: Experiment, root: Path) -> None:
     except DataError:
         return
     run, table = RunFacts(experiment, said.problem), experiment.method
-    run.make_net()
+    for each in run.of_each_net:
+        each.make_net()
     method = make(table.name, **table.hyper_parameters())
     with name_faults(method):
         keeps_state(method, run)

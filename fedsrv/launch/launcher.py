@@ -172,7 +172,7 @@ def _joining(
     experiment: Experiment, data: Path, states: Path, device: str, log_level: LogLevel
 ) -> Joining:
     """Return what every host of an experiment is told."""
-    names = (experiment.method.name, experiment.net.name)
+    names = dict.fromkeys((experiment.method.name, *(net.name for net in experiment.net.each)))
     code = [word for n in names if is_own(n) for word in ("--code", n.rpartition(":")[0])]
     weights = experiment.net.weights
     given = ["--weights", str(Path(weights).resolve())] if weights else []

@@ -166,7 +166,8 @@ class OpenAdmission(Admission):
         rows = len({*self._run.called(self._classes)}) + len(self._run.merged)
         problem = Problem(self._problem.input_shape, rows)
         try:
-            check_grows(method, RunFacts(self._experiment, problem))
+            for run in RunFacts(self._experiment, problem).of_each_net:
+                check_grows(method, run)
         except ConfigError as error:
             return str(error)
         return ""

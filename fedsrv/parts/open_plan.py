@@ -22,10 +22,10 @@ from fedmodels.config.schedule import Stage, Task
 from fedmodels.errors import ConfigError
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
-from fedmodels.training.asked import check_announcement
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import check_parts
+from fedmodels.training.wire import check_fits
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.table_pb2 import Table
@@ -123,7 +123,7 @@ class OpenPlan(Plan):
         run = RunFacts(experiment, problem)
         if experiment.method.pools_data:
             raise ConfigError("centralized has all data in one place, and an open run gets more")
-        check_announcement(method, run)
+        check_fits(method, run)
         check_parts(method, run)
         terms = ReportValidator(method, run, {}, ())
         return cls(method, run, {}, {}, (), store.aside(), terms)

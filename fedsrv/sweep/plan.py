@@ -290,12 +290,14 @@ def _edited(config: Path, now: Experiment) -> list[str]:
         then = tomllib.loads(config.read_text("utf-8"))
     except (OSError, ValueError):  # a damaged run is told of where it is read
         return []
-    found = {"method": now.method.code_sha256, "net": now.net.code_sha256}
-    began = {key: then.get(key, {}).get("code_sha256") for key in found}
+    net = then.get("net", {})
+    found = [("method", now.method.code_sha256, then.get("method", {}))]
+    several = zip(now.net.each, [net, *net.get("by_client", ())], strict=False)
+    found += [("net", table.code_sha256, began) for table, began in several]
     return [
         f"{key}.code_sha256"
-        for key, digest in found.items()
-        if digest and began[key] not in (None, digest)
+        for key, digest, began in found
+        if digest and began.get("code_sha256") not in (None, digest)
     ]
 
 

@@ -80,11 +80,12 @@ class Case:
         self, clients: Sequence[int] = (0, 1), experiment: Experiment | None = None
     ) -> Trained:
         """Return what clients learn in one interaction."""
-        results = {}
+        results, experiment = {}, experiment or self.experiment()
         for client in clients:
             method, ctx, payload, state = self.begun(client, experiment)
             results[client] = train_locally(method, ctx, payload, state)
-        return Trained(method, ctx.run, init_server(method, ctx.run), results)
+        run = RunFacts(experiment, ctx.run.problem)  # a client's may be of a net of its own
+        return Trained(method, run, init_server(method, run), results)
 
     def begun(
         self, client: int = 0, experiment: Experiment | None = None

@@ -105,7 +105,7 @@ def context_of(
 ) -> ClientContext:
     """Return the context in which one client of a partition trains on a task."""
     data = ClientData(root / str(client))
-    run = RunFacts(experiment, data.problem)
+    run = RunFacts(experiment, data.problem).of_client(client)
     keeps = method_of(experiment).trains_on == "history"
     stream = TaskStream(data, keep_history=keeps, accumulates=experiment.accumulates)
     stream.open(task)
@@ -123,8 +123,9 @@ def payload_of(experiment: Experiment, ctx: ClientContext) -> tuple[Bundle, Bund
     """Return the first payload and the initial private state of a context's client."""
     method = method_of(experiment)
     assert isinstance(ctx.client, int)
-    server = ServerContext(ctx.run, START, (ctx.client,))
-    common, personal = broadcast(method, server, init_server(method, ctx.run))
+    run = RunFacts(experiment, ctx.run.problem)  # the client's may be of a net of its own
+    server = ServerContext(run, START, (ctx.client,))
+    common, personal = broadcast(method, server, init_server(method, run))
     parts = {"common": common, "personal": personal.get(ctx.client, Bundle())}
     return merged(parts), init_client(method, ctx.run, ctx.client)
 

@@ -6,13 +6,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
 from fedmodels.code_names import is_own
 from fedmodels.config.combinations import check_combinations, part_at, parts_on, refusals
-from fedmodels.config.experiment import Experiment, MethodTable, NetTable
+from fedmodels.config.experiment import ClientsNet, Experiment, MethodTable, NetTable
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, suggestion
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedmodels.training.method import Method
 
 log = logging.getLogger(__name__)
+T = TypeVar("T", MethodTable, NetTable, ClientsNet)
 
 
 def experiment_of(
@@ -48,7 +49,8 @@ def experiment_of(
         method = make(table.name, **table.hyper_parameters())
         _check_declared(method)
         check_plain(table.name, settings := settings_of(method), "")
-        check_net(experiment.net.name, experiment.net.options())
+        for net in experiment.net.each:
+            check_net(net.name, net.options())
         _check_method_fits(experiment, method)
         for part in parts_on(experiment):
             if part.settles:
@@ -161,19 +163,24 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
     """
     found: dict[str, Any] = {}
     data, scenario = experiment.data, experiment.scenario
-    tables = (experiment.method, experiment.net, data, scenario)
+    tables = (experiment.method, *experiment.net.each, data, scenario)
     if not any(is_own(one.name) for one in tables if one):
         return experiment
     from fedmodels.own_code import check_offered, digest_of, own_name, with_place
 
-    for key in ("method", "net"):
-        table: MethodTable | NetTable = getattr(experiment, key)
-        if is_own(table.name):
-            name = own_name(table.name, key, table.code_sha256, code)
-            if code is not None:
-                check_offered(name)
-            update = {"name": name, "code_sha256": digest_of(name)}
-            found[key] = table.model_copy(update=update)
+    def here(table: T, key: str) -> T:
+        if not is_own(table.name):
+            return table
+        name = own_name(table.name, key, table.code_sha256, code)
+        if code is not None:
+            check_offered(name)
+        return table.model_copy(update={"name": name, "code_sha256": digest_of(name)})
+
+    found["method"], net = here(experiment.method, "method"), here(experiment.net, "net")
+    if net.by_client is not None:
+        several = tuple(here(one, "net") for one in net.by_client)
+        net = net.model_copy(update={"by_client": several})
+    found["net"] = net
     if code is None and data is not None and is_own(data.name):
         found["data"] = data.model_copy(update={"name": with_place(data.name)})
     if code is None and scenario is not None and is_own(scenario.name):

@@ -82,6 +82,20 @@ def test_a_kill_loses_nothing_that_a_client_owes(loopback, trained, steer):
     assert found["bytes"]["up"] == run.alone["bytes"]["up"]
 
 
+def test_a_kill_where_clients_have_nets_of_their_own(loopback):
+    """Two are behind a relay. Prototypes of one width are all that travels."""
+    net = {"name": "digits-cnn", "by_client": [{"name": "mlp", "hidden": [16, 64]}]}
+    run = loopback(tables("fedproto", net=net))
+    server = run.serve()
+    relay = run.relay("0-1")
+    behind, alone = run.join("0-1", port=relay.port), run.join("2")
+    server.wait_kind("commit", interaction=1)
+    server.kill()
+    behind.kill()
+    server, behind = run.serve(), run.join("0-1", port=relay.port)
+    run.finish_as_alone(server, behind, alone)
+
+
 @pytest.mark.parametrize("point", ["train", "aggregate"])
 def test_the_coordinator_is_killed(point, loopback, trained, steer):
     place = f"train-{trained}-2" if point == "train" else "aggregate-2"

@@ -217,7 +217,10 @@ LISTED: tuple[Part, ...] = (
     Part("bfloat16", '[training] precision = "bfloat16"',
          lambda e: e.training.mixed_precision, "results/speed.md"),
     Part("frozen parts", "[net] frozen, adapters",
-         lambda e: bool({"frozen", "adapters"} & e.net.options().keys()), "nets.md"),
+         lambda e: any({"frozen", "adapters"} & net.options().keys() for net in e.net.each),
+         "nets.md"),
+    Part("own nets", "[net] by_client", lambda e: e.net.by_client is not None, "nets.md",
+         fits="training.own_nets:check_own_nets"),
     Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
     Part("forgetting", "fedsrv serve --resume --forget", lambda e: False, "operations.md"),
 )  # fmt: skip
@@ -350,6 +353,11 @@ REFUSED: tuple[Refusal, ...] = (
         "--forget computes a run again from its beginning, and data of earlier tasks of an open "
         "run may be gone: where all are there, begin a new run without the client, or after fedcli "
         "drop-task has marked the task at its site",
+    ),
+    Refusal(
+        ("together", "own nets"),
+        "[training] together = {0.training.together} makes one step of several clients' nets, and "
+        "[[net.by_client]] gives clients different ones: leave one out",
     ),
     Refusal(("together", "clipped gradients"), OWN_STEP.format("clip_norm")),
     Refusal(("together", "rate of epochs"), OWN_STEP.format("lr_schedule.over = 'epochs'")),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedmodels.config.bounds import CodeName, CountDetail, Place, StrictTable, TableAt
+from fedmodels.config.bounds import CodeName, Count, CountDetail, Place, StrictTable, TableAt
 from fedmodels.config.evaluate import Evaluate
 from fedmodels.config.schedule import Schedule, Trigger
 from fedmodels.config.server import Server
@@ -31,12 +31,27 @@ else:
     Scenario = Annotated[Any, TableAt("fedmodels.config.scenario:Scenario")]
 
 
+class ClientsNet(BaseModel):
+    """``[[net.by_client]]``: a net that some clients have in place of that of ``[net]``."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+    name: CodeName
+    """A net's name, or ``file.py:Name``."""
+    clients: Annotated[tuple[Count, ...] | None, Field(strict=False, min_length=1)] = None
+    """Who has it. Unless given, it takes turns with ``[net]`` and the others without ``clients``:
+    client i has the one of number i, counted round, unless another names it."""
+    code_sha256: str | None = None
+    """SHA-256 of the file in ``name``, if it is ``file.py:Name``; filled in when it is read."""
+
+
 class NetTable(BaseModel):
     """``[net]``: a registered net and its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: CodeName
     """A net's name, or ``file.py:Name``."""
+    by_client: Annotated[tuple[ClientsNet, ...], Field(min_length=1)] | None = None
+    """Further nets, each a table ``[[net.by_client]]``: clients have nets of their own."""
     weights: Place = None
     """A file of weights that all start from, such as ``fedcli pretrain`` writes. Weights that the
     file lacks are drawn from the seed, and so are all of FedEM's learners and of IFCA's models but
@@ -55,6 +70,42 @@ class NetTable(BaseModel):
     def options(self) -> dict[str, Any]:
         """Return what is passed to ``make_net`` beside the name."""
         return dict(self.model_extra or {})
+
+    @model_validator(mode="after")
+    def _check_nets(self) -> NetTable:
+        """Refuse a client with two nets, and weights of one net where there are several."""
+        named = [client for net in self.by_client or () for client in net.clients or ()]
+        if twice := sorted({client for client in named if named.count(client) > 1}):
+            raise ConfigError(f"[[net.by_client]] names client {twice[0]} twice: it has one net")
+        for key in ("weights", "begin_from"):
+            if self.by_client is not None and getattr(self, key) is not None:
+                raise ConfigError(
+                    f"[net] {key} is of one net, and [[net.by_client]] gives clients others: "
+                    "leave one out"
+                )
+        return self
+
+    @property
+    def each(self) -> tuple[NetTable, ...]:
+        """Each net of the run by itself, that of ``[net]`` first."""
+        alone = self.model_copy(update={"by_client": None})
+        further = (
+            NetTable(name=net.name, code_sha256=net.code_sha256, **(net.model_extra or {}))
+            for net in self.by_client or ()
+        )
+        return (alone, *further)
+
+    def number_of(self, client: int | str) -> int:
+        """Return which of :attr:`each` a client has; the evaluator has that of ``[net]``."""
+        if self.by_client is None or not isinstance(client, int):
+            return 0
+        turns = [0]
+        for number, net in enumerate(self.by_client, 1):
+            if net.clients is None:
+                turns.append(number)
+            elif client in net.clients:
+                return number
+        return turns[client % len(turns)]
 
 
 class MethodTable(BaseModel):
@@ -157,6 +208,25 @@ class Experiment(StrictTable):
                     f"[scenario.{line.table}] clients has client {last}, and with [schedule] "
                     f"clients = {self.schedule.clients} they go from 0 to "
                     f"{self.schedule.clients - 1}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _nets_are_of_clients_there_are(self) -> Experiment:
+        """Refuse a net of a client that the run does not have, and one that nobody has."""
+        clients = self.schedule.clients
+        for net in self.net.by_client or ():
+            if (last := max(net.clients or (), default=0)) >= clients:
+                raise ConfigError(
+                    f"[[net.by_client]] clients has client {last}, and with [schedule] clients = "
+                    f"{clients} they go from 0 to {clients - 1}"
+                )
+        had = {*map(self.net.number_of, range(clients if self.net.by_client else 1))}
+        for number, one in enumerate(self.net.each):
+            if number not in had:
+                raise ConfigError(
+                    f"[[net.by_client]] leaves no client for net {one.name!r}, number {number} "
+                    "counted from [net]: leave it out, or give it clients"
                 )
         return self
 

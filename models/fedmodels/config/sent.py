@@ -54,6 +54,11 @@ def _placed(
                 continue
         elif inner is not None:
             value = _placed(value, inner, place, name)
+        elif isinstance(value, list) and field and (several := tables_in(field.annotation)):
+            value = [
+                _placed(each, several[0], place, name) if isinstance(each, Mapping) else each
+                for each in value
+            ]
         elif NAMED in marks and isinstance(value, str):
             value = name(value)
         found[key] = value

@@ -27,6 +27,7 @@ HOOKS: Mapping[str, str] = {
     "weighs_prototypes": "secure-aggregation.md",
     "tells_classes": "privacy.md",
     "takes_frozen": "nets.md",
+    "takes_own_nets": "nets.md",
     "needs_server_data": "data.md",
     "learns_at_task_end": "streams.md",
     "grows_classes": "streams.md",

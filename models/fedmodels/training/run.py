@@ -17,7 +17,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
 from fedmodels.numerics.randomness import derive_seed, seeded
-from fedmodels.tensors.bundle import Problem, Weights
+from fedmodels.tensors.bundle import ClientId, Problem, Weights
 
 if TYPE_CHECKING:
     from fedmodels.problems.targets import Targets
@@ -73,6 +73,18 @@ class RunFacts:
         return replace(
             self, problem=replace(self.problem, num_classes=number), began_with=began_with
         )
+
+    @cached_property
+    def of_each_net(self) -> tuple[RunFacts, ...]:
+        """Return the facts of the clients of each net, that of ``[net]`` first."""
+        if self.experiment.net.by_client is None:
+            return (self,)
+        tables = ({"net": net} for net in self.experiment.net.each)
+        return tuple(replace(self, experiment=self.experiment.model_copy(update=t)) for t in tables)
+
+    def of_client(self, client: ClientId) -> RunFacts:
+        """Return the facts that a client's half works with: those of its net."""
+        return self.of_each_net[self.experiment.net.number_of(client)]
 
     @cached_property
     def parts(self) -> tuple[Any, ...]:

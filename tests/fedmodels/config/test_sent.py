@@ -29,9 +29,10 @@ from tests.conftest import method_of, tiny_experiment
 
 PLACES = ("data.root", "net.weights", "net.begin_from", "schedule.availability",
           "schedule.arrivals", "evaluate.reference")  # fmt: skip
-NAMES = ("data.name", "net.name", "method.name", "scenario.kind")
+NAMES = ("data.name", "net.name", "net.by_client.name", "method.name", "scenario.kind")
 WORDS = {
     **dict.fromkeys(("net.weights_sha256", "net.code_sha256"), "a digest"),
+    "net.by_client.code_sha256": "a digest",
     **dict.fromkeys(("method.code_sha256", "schedule.availability_sha256"), "a digest"),
     "scenario.code_sha256": "a digest",
     **dict.fromkeys((f"data.columns.{key}" for key in ("label", "client", "split")), "a column"),

@@ -149,7 +149,7 @@ def test_own_directories_need_no_data_and_no_scenario(tmp_path, digits):
 def test_the_title_says_what_was_trained_on():
     """Not what the config calls it."""
     named = ["wards", "labs", "wards"]
-    found = summarise([], tiny_experiment(), "after_local", "digest", lambda: 1, named)
+    found = summarise([], tiny_experiment(), "after_local", "digest", lambda: [1], named)
     assert found["data"] == "wards and labs"
 
 

@@ -620,7 +620,7 @@ def test_summary():
     rows = {"0": {"num_examples": 10, "peak_rss_bytes": 7}, "1": {"num_examples": 5}, "2": {}}
     records = [record(r, clients=rows, a_glo=0.1 * r) for r in range(4)]
     experiment = tiny_experiment(training={"local_epochs": 2})
-    found = summarise(records, experiment, "after_local", "digest", lambda: 100)
+    found = summarise(records, experiment, "after_local", "digest", lambda: [100])
     json.dumps(found, allow_nan=False)
     assert found["metrics"] == {"a_glo": pytest.approx(0.3)}
     assert found["bytes"] == {"down": 40, "up": 80, "wire_down": 44, "wire_up": 84}
