@@ -96,7 +96,7 @@ def _steps(experiment: Experiment) -> float:
     assert experiment.data is not None
     found = load(experiment.data)
     dealt = partition(
-        experiment.scenario, found.train_y, found.test_y, len(SHAPES[experiment.data.name].train),
+        experiment.scenario, found.train.y, found.test.y, len(SHAPES[experiment.data.name].train),
         experiment.schedule.clients, 0, found.groups, overlapping=False,
     )  # fmt: skip
     batches = (

@@ -55,7 +55,7 @@ def main() -> None:
 def _fashion() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return Fashion-MNIST's training and test part, inputs in [0, 1]."""
     data = load(Data(name="fashion-mnist"))
-    parts = (data.train_x, data.train_y), (data.test_x, data.test_y)
+    parts = (data.train.x, data.train.y), (data.test.x, data.test.y)
     train, test = ((torch.from_numpy(x).float() / 255, torch.from_numpy(y)) for x, y in parts)
     return train, test
 

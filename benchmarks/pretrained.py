@@ -28,13 +28,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     options = parser.parse_args()
     found = load(Data(name="cifar100"))
-    mean = found.train_x.mean((0, 2, 3), keepdims=True) / 255
-    std = found.train_x.std((0, 2, 3), keepdims=True) / 255
+    mean = found.train.x.mean((0, 2, 3), keepdims=True) / 255
+    std = found.train.x.std((0, 2, 3), keepdims=True) / 255
     train, test = (
         torch.from_numpy(((x / 255 - mean) / std).astype("float32"))
-        for x in (found.train_x, found.test_x)
+        for x in (found.train.x, found.test.x)
     )
-    labels, true = map(torch.from_numpy, (found.train_y, found.test_y))
+    labels, true = map(torch.from_numpy, (found.train.y, found.test.y))
     torch.manual_seed(0)
     net: nn.Module = resnet18(num_classes=100)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)

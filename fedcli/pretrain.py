@@ -124,10 +124,10 @@ def windows_of(dataset: Dataset) -> NDArray[np.float32]:
     Raises:
         ConfigError: the data set holds no such windows.
     """
-    x = np.asarray(dataset.train_x, dtype=np.float32)
+    x = np.asarray(dataset.train.x, dtype=np.float32)
     if x.ndim != 3 or x.shape[2] != 6:
         raise ConfigError(f"fedcli pretrain needs sensor windows; {dataset.name} has {x.shape[1:]}")
-    groups = np.zeros(len(x)) if dataset.groups_train is None else dataset.groups_train
+    groups = np.zeros(len(x)) if dataset.train.groups is None else dataset.train.groups
     out = np.empty_like(x)
     for group in np.unique(groups):
         rows = groups == group

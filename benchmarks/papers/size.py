@@ -85,7 +85,7 @@ def shape_of(data: Data) -> Shape:
     """Return what a data set is, as far as its config keeps it."""
     if data.name == "digits":
         found = load(Data(name="digits"))
-        counts = (np.bincount(y, minlength=10).tolist() for y in (found.train_y, found.test_y))
+        counts = (np.bincount(y, minlength=10).tolist() for y in (found.train.y, found.test.y))
         known = Shape((1, 8, 8), *map(tuple, counts))
     else:
         known = SHAPES[data.name]

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 
 VARIABLE = "BENCHMARK_CLASSES"
@@ -20,21 +20,16 @@ def load(source: Source) -> Dataset:
     draw = np.random.default_rng(0)
     centres = draw.integers(64, 192, (classes, *SHAPE))
 
-    def points(per_class: int) -> tuple[np.ndarray, np.ndarray]:
+    def points(per_class: int) -> Examples:
         y = np.repeat(np.arange(classes), per_class)
-        return (centres[y] + draw.integers(-32, 32, (len(y), *SHAPE))).astype(np.uint8), y
+        return Examples((centres[y] + draw.integers(-32, 32, (len(y), *SHAPE))).astype(np.uint8), y)
 
-    train_x, train_y = points(TRAIN)
-    test_x, test_y = points(TEST)
     return Dataset(
         "many-classes",
-        train_x,
-        train_y,
-        test_x,
-        test_y,
-        num_classes=classes,
+        points(TRAIN),
+        points(TEST),
+        tuple(map(str, range(classes))),
         scale=255.0,
         mean=(0.5,),
         std=(0.25,),
-        class_names=tuple(map(str, range(classes))),
     )

@@ -117,7 +117,7 @@ def test_windows_of_a_new_file_are_those_of_a_partition(of_recordings, tmp_path)
     file = recorded(tmp_path / "one.csv", "sit")
     made = load(Data.model_validate({"name": "table", "root": str(file), "columns": COLUMNS}))
     (read,) = read_new([file], model.facts, "a model")
-    expected = np.concatenate([made.train_x, made.test_x])
+    expected = np.concatenate([made.train.x, made.test.x])
     assert read.x.tolist() == expected.tolist()
     assert len(read.x) == 2
 

@@ -59,11 +59,12 @@ def dataset_of(
             "channels last must be turned: x.permute(2, 0, 1)",
             name, tuple(shape), *shape,
         )  # fmt: skip
-    train_x, test_x = narrowed(train.x, test.x)
-    scale = SCALES[train_x.dtype.name]
-    mean, std = channel_moments(replace(train, x=train_x).first_inputs, scale, levels)
-    return Dataset.of(
-        name, replace(train, x=train_x), replace(test, x=test_x), class_names,
+    x, test_x = narrowed(train.x, test.x)
+    train, test = replace(train, x=x), replace(test, x=test_x)
+    scale = SCALES[x.dtype.name]
+    mean, std = channel_moments(train.first_inputs, scale, levels)
+    return Dataset(
+        name, train, test, tuple(class_names),
         scale=scale, mean=mean, std=std, group_names=tuple(group_names), variant=variant,
         has_own_parts=True, overlapping=overlapping, columns=tuple(columns),
         levels=tuple(levels),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,7 @@ from fedcli.data.cuts.held_out import held_out, tasks_in_order
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import ConfigError, DataError
 
-_FOLLOWING = (
-    "domain_train", "domain_test", "domain_names", "persons",
-    "transform", "wholes_train", "wholes_test", "tasks_train", "tasks_test", "moments_given",
-    "levels",
-)  # fmt: skip
-"""Fields of a data set that follow from the config and from what is in the files."""
+_TOLD = ("group_names", "devices", "coarse", "variant", "has_own_parts", "overlapping", "columns")
 
 
 @dataclass(frozen=True)
@@ -36,6 +31,7 @@ class Examples:
     """How files became the inputs, where that is known."""
     wholes: IntArray | None = None  # (n,) what stays whole when a part is held out
     tasks: IntArray | None = None  # (n,) task of its natural client, where it was cut along time
+    domains: IntArray | None = None  # (n,) domain, where there are several
 
     @property
     def first_inputs(self) -> Inputs:
@@ -46,7 +42,7 @@ class Examples:
         """Return some of the examples: told of each (n,), or by their places."""
         of_each = {
             name: None if (values := getattr(self, name)) is None else values[chosen]
-            for name in ("groups", "wholes", "tasks")
+            for name in ("groups", "wholes", "tasks", "domains")
         }
         return replace(self, x=self.x[chosen], y=self.y[chosen], **of_each)
 
@@ -79,24 +75,14 @@ class Dataset:
     """
 
     name: str
-    train_x: Inputs  # images (n, C, H, W) uint8, sensor windows (n, 128, 6) float32
-    train_y: IntArray  # (n,)
-    test_x: Inputs
-    test_y: IntArray
-    num_classes: int
+    train: Examples
+    """Inputs are images (n, C, H, W) uint8, or sensor windows (n, 128, 6) float32."""
+    test: Examples
+    class_names: tuple[str, ...]
     scale: float
     mean: tuple[float, ...]
     """One number per channel, or a single one."""
     std: tuple[float, ...]
-    class_names: tuple[str, ...]
-    groups_train: IntArray | None = None  # (n,) natural client of each example
-    groups_test: IntArray | None = None
-    tasks_train: IntArray | None = None  # (n,) task of its natural client, cut along time
-    tasks_test: IntArray | None = None
-    wholes_train: IntArray | None = None  # (n,) what stays whole when a part is held out
-    wholes_test: IntArray | None = None
-    domain_train: IntArray | None = None  # (n,) domain of each example, where there are several
-    domain_test: IntArray | None = None
     domain_names: tuple[str, ...] = ()
     group_names: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
@@ -110,7 +96,6 @@ class Dataset:
     """Whether its owner chose the test part, so that natural clients keep it as it is."""
     overlapping: bool = False
     """Whether examples may share rows of a recording: windows with a hop below their length."""
-
     moments_given: bool = False
     """Whether mean and std are the config's, and so the same for all clients."""
     columns: tuple[str, ...] = ()
@@ -118,45 +103,41 @@ class Dataset:
     levels: tuple[bool, ...] = ()
     """Which of them are 0 or 1 for a level of a column of categories, and stay so: a rare level is
     no large number."""
-    transform: Mapping[str, Any] | None = None
-    """How files became these examples (``fedmodels.config.transforms``), where they did."""
 
-    @classmethod
-    def of(
-        cls, name: str, train: Examples, test: Examples, class_names: Sequence[str], **facts: Any
-    ) -> Dataset:
-        """Return the data set of a training and a test part; ``facts`` are further fields."""
-        return cls(
-            name, train.x, train.y, test.x, test.y, len(class_names),
-            class_names=tuple(class_names), groups_train=train.groups, groups_test=test.groups,
-            tasks_train=train.tasks, tasks_test=test.tasks, wholes_train=train.wholes,
-            wholes_test=test.wholes, transform=train.transform, **facts,
-        )  # fmt: skip
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are."""
+        return len(self.class_names)
+
+    @property
+    def transform(self) -> Mapping[str, Any] | None:
+        """How files became these examples (``fedmodels.config.transforms``), where they did."""
+        return self.train.transform
 
     def at(self, train: IntArray | None = None, test: IntArray | None = None) -> Dataset:
         """Return the data set with these of its training and test examples; all unless given."""
-        chosen = {"train": train, "test": test}
-        held = {
-            field.name: value[places]
-            for field in fields(self)
-            for part, places in chosen.items()
-            if part in field.name.split("_") and places is not None
-            if (value := getattr(self, field.name)) is not None
-        }
-        return replace(self, **held)
+        return replace(
+            self,
+            train=self.train if train is None else self.train.at(train),
+            test=self.test if test is None else self.test.at(test),
+        )
+
+    def showing(self, train_x: Inputs, test_x: Inputs, **facts: Any) -> Dataset:
+        """Return the data set with other inputs, and with other fields."""
+        train, test = replace(self.train, x=train_x), replace(self.test, x=test_x)
+        return replace(self, train=train, test=test, **facts)
 
     def relabelled(self, places: IntArray, class_names: Sequence[str]) -> Dataset:
         """Return the data set with label ``places[k]`` (K,) in place of k, and other classes."""
-        return replace(
-            self, train_y=places[self.train_y], test_y=places[self.test_y],
-            num_classes=len(class_names), class_names=tuple(class_names),
-        )  # fmt: skip
+        train, test = (replace(one, y=places[one.y]) for one in (self.train, self.test))
+        return replace(self, train=train, test=test, class_names=tuple(class_names))
 
     def __post_init__(self) -> None:
         """Raise DataError unless all parts fit together, whoever made them."""
         check_names(self.class_names, self.name)
-        for part, x in (("training", self.train_x), ("test", self.test_x)):
-            check_finite(f"{self.name} ({part})", x)
+        parts = (("training", self.train), ("test", self.test))
+        for part, one in parts:
+            check_finite(f"{self.name} ({part})", one.x)
         try:
             problem = ProblemFile(
                 input_shape=self.input_shape,
@@ -168,18 +149,15 @@ class Dataset:
             )
         except ValidationError as error:
             raise DataError(f"{self.name}: {first_fault(error)}") from None
-        for part, x, y, groups in (
-            ("training", self.train_x, self.train_y, self.groups_train),
-            ("test", self.test_x, self.test_y, self.groups_test),
-        ):
-            where = f"{self.name} ({part})"
-            check_examples(where, where, x, y, problem)
-            if groups is not None and (groups.dtype != np.int64 or groups.shape != (len(y),)):
-                raise DataError(f"{where}: groups must hold {len(y)} numbers of type int64")
-        if self.train_x.dtype != self.test_x.dtype:
+        for part, one in parts:
+            where, groups, n = f"{self.name} ({part})", one.groups, len(one.y)
+            check_examples(where, where, one.x, one.y, problem)
+            if groups is not None and (groups.dtype != np.int64 or groups.shape != (n,)):
+                raise DataError(f"{where}: groups must hold {n} numbers of type int64")
+        if self.train.x.dtype != self.test.x.dtype:
             raise DataError(
-                f"{self.name}: training inputs are {self.train_x.dtype}, test inputs "
-                f"{self.test_x.dtype}: give both one type"
+                f"{self.name}: training inputs are {self.train.x.dtype}, test inputs "
+                f"{self.test.x.dtype}: give both one type"
             )
 
     @property
@@ -187,22 +165,26 @@ class Dataset:
         """What tells custom data from others under the same name: all that is in them."""
         if not self.has_own_parts:
             return self.variant
-        sha = hashlib.sha256()
-        for part in fields(self):
-            if part.name in _FOLLOWING:
-                continue
-            value = getattr(self, part.name)
+        train, test, sha = self.train, self.test, hashlib.sha256()
+        told = {
+            "name": self.name, "train_x": train.x, "train_y": train.y, "test_x": test.x,
+            "test_y": test.y, "num_classes": self.num_classes, "scale": self.scale,
+            "mean": self.mean, "std": self.std, "class_names": self.class_names,
+            "groups_train": train.groups, "groups_test": test.groups,
+            **{name: getattr(self, name) for name in _TOLD},
+        }  # fmt: skip
+        for name, value in told.items():
             if isinstance(value, np.ndarray):
-                sha.update(f"{part.name} {value.dtype} {value.shape}".encode())
+                sha.update(f"{name} {value.dtype} {value.shape}".encode())
                 sha.update(np.ascontiguousarray(value).data)
             else:
-                sha.update(repr((part.name, value)).encode())
+                sha.update(repr((name, value)).encode())
         return f"{self.variant}, sha256 {sha.hexdigest()[:12]}"
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one example."""
-        return tuple(self.train_x.shape[1:])
+        return tuple(self.train.x.shape[1:])
 
     def by_person(self) -> Dataset:
         """Return the data set whose natural clients are persons, with all their devices.
@@ -210,13 +192,14 @@ class Dataset:
         Raises:
             ConfigError: it does not tell persons from devices.
         """
-        if not self.persons or self.groups_train is None or self.groups_test is None:
+        if not self.persons or self.train.groups is None or self.test.groups is None:
             raise ConfigError(
                 f"[scenario.domains] {self.name} has no natural clients with several domains each"
             )
         person = np.array(self.persons, dtype=np.int64)
         return replace(
-            self, groups_train=person[self.groups_train], groups_test=person[self.groups_test],
+            self, train=replace(self.train, groups=person[self.train.groups]),
+            test=replace(self.test, groups=person[self.test.groups]),
             group_names=tuple(f"subject {n}" for n in range(max(self.persons) + 1)), devices=(),
             persons=(),
         )  # fmt: skip
@@ -234,16 +217,17 @@ class Dataset:
     @property
     def groups(self) -> IntArray | None:
         """(n + m,) natural client of each training, then of each test example."""
-        if self.groups_train is None or self.groups_test is None:
-            return None
-        return np.concatenate([self.groups_train, self.groups_test])
+        return both(self.train.groups, self.test.groups)
 
     @property
     def tasks(self) -> IntArray | None:
         """(n + m,) task of each training, then of each test example, where both are cut in time."""
-        if self.tasks_train is None or self.tasks_test is None:
-            return None
-        return np.concatenate([self.tasks_train, self.tasks_test])
+        return both(self.train.tasks, self.test.tasks)
+
+
+def both(train: IntArray | None, test: IntArray | None) -> IntArray | None:
+    """Return what is known of each training, then of each test example, where both are known."""
+    return None if train is None or test is None else np.concatenate([train, test])
 
 
 def check_finite(where: object, x: NDArray[np.generic]) -> None:

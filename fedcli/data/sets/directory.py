@@ -232,7 +232,7 @@ def _made(
     highest = max((int(part.y.max()) for part in (train, test) if len(part.y)), default=-1)
     classes = named_classes(names, highest, root)
     mean, std = channel_moments(train.first_inputs, scale)
-    return Dataset.of(
+    return Dataset(
         "directory", train, test, classes, scale=scale,
         mean=_numbers(root, about, "mean", mean), std=_numbers(root, about, "std", std),
         variant=f"{len(train.y)} train and {len(test.y)} test examples", has_own_parts=True,

@@ -54,7 +54,7 @@ def _made(train: Written, test: Written) -> Dataset:
     writers, numbers = np.unique(np.concatenate([train[2], test[2]]), return_inverse=True)
     groups = np.split(numbers.astype(np.int64), [len(train[1])])
     mean, std = channel_moments(train[0], 255.0)
-    return Dataset.of(
+    return Dataset(
         "femnist", Examples(*train[:2], groups[0]), Examples(*test[:2], groups[1]),
         (*DIGITS, *LETTERS), scale=255.0, mean=mean, std=std,
         group_names=tuple(f"writer {writer}" for writer in writers),

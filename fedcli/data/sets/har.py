@@ -142,14 +142,15 @@ def _made(name: str, arrays: Arrays, variant: str) -> Dataset:
     pairs = np.stack([subject, arrays["device"].astype(np.int64)], axis=1)
     clients, group = np.unique(pairs, axis=0, return_inverse=True)
     group = group.reshape(-1).astype(np.int64)
-    train, held = (Examples(x[part], y[part], group[part]) for part in (~test, test))
     domain = clients[group, 1]
+    whole = Examples(x, y, group, domains=domain)
+    train, held = whole.at(~test), whole.at(test)
     mean, std = channel_moments(train.x, 1.0)
-    return Dataset.of(
-        name, train, held, [str(label) for label in arrays["label_names"]],
+    return Dataset(
+        name, train, held, tuple(str(label) for label in arrays["label_names"]),
         scale=1.0, mean=mean, std=std,
         group_names=tuple(f"subject {s}, {device_names[d]}" for s, d in clients),
         devices=tuple(models[d] for _, d in clients), variant=variant, overlapping=True,
-        persons=tuple(int(s) for s, _ in clients), domain_train=domain[~test],
-        domain_test=domain[test], domain_names=tuple(n.partition(" (")[0] for n in device_names),
+        persons=tuple(int(s) for s, _ in clients),
+        domain_names=tuple(n.partition(" (")[0] for n in device_names),
     )  # fmt: skip

@@ -96,7 +96,7 @@ def digits(source: Source) -> Dataset:
     x, y = table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, -1].astype(np.int64)
     test = stratified_folds(y, 5) == 4
     train, held = (Examples(x[chosen], y[chosen]) for chosen in (~test, test))
-    return Dataset.of("digits", train, held, DIGITS, scale=16.0, mean=(0.3053,), std=(0.3754,))
+    return Dataset("digits", train, held, DIGITS, scale=16.0, mean=(0.3053,), std=(0.3754,))
 
 
 def _table_of_digits() -> NDArray[np.float64]:
@@ -117,23 +117,23 @@ def digits_of_three(source: Source) -> Dataset:
     parts: list[list[Examples]] = [[], []]
     small = digits(source)
     for made in (mnist(source), emnist_byclass(source)):
-        for part, x, y in zip(parts, (made.train_x, made.test_x), (made.train_y, made.test_y),
-                              strict=True):  # fmt: skip
-            part.append(Examples(x[y < len(DIGITS)], y[y < len(DIGITS)]))
-    for part, x, y in zip(parts, (small.train_x, small.test_x), (small.train_y, small.test_y),
-                          strict=True):  # fmt: skip
+        for part, one in zip(parts, (made.train, made.test), strict=True):
+            part.append(one.at(one.y < len(DIGITS)))
+    for part, one in zip(parts, (small.train, small.test), strict=True):
         large = zoom(
-            x * (255 / small.scale), (1, 1, 3.5, 3.5), order=1, grid_mode=True, mode="nearest"
+            one.x * (255 / small.scale), (1, 1, 3.5, 3.5), order=1, grid_mode=True, mode="nearest"
         )
-        part.append(Examples(np.rint(large).astype(np.uint8), y))
-    domains = [np.repeat(np.arange(3), [len(one.y) for one in part]) for part in parts]
+        part.append(Examples(np.rint(large).astype(np.uint8), one.y))
     train, test = (
-        Examples(np.concatenate([one.x for one in part]), np.concatenate([one.y for one in part]))
+        Examples(
+            np.concatenate([one.x for one in part]),
+            np.concatenate([one.y for one in part]),
+            domains=np.repeat(np.arange(3), [len(one.y) for one in part]),
+        )
         for part in parts
     )
-    return Dataset.of(
+    return Dataset(
         "digits-of-three", train, test, DIGITS, scale=255.0, mean=(0.1307,), std=(0.3081,),
-        domain_train=domains[0], domain_test=domains[1],
         domain_names=("mnist", "emnist", "scikit-learn"),
         variant=", ".join(str(len(one.y)) for one in parts[0]) + " train examples",
     )  # fmt: skip
@@ -198,7 +198,7 @@ def _published(
         log.warning(
             "%s: the full set is absent; %s is used (%s)", source.data.name, subset.name, variant
         )
-    return Dataset.of(
+    return Dataset(
         source.data.name, train, test, class_names, scale=255.0, mean=mean, std=std, variant=variant
     )
 

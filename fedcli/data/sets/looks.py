@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import Inputs, IntArray
 from fedcli.data.cuts.cut_input import rng_of
 from fedcli.data.cuts.shown import Shown
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, both
 from fedmodels.config.scenario import ScenarioTable
 from fedmodels.config.timeline import Domains, Step, origin_of, steps_of
 from fedmodels.errors import ConfigError
@@ -46,13 +46,13 @@ def as_shown(
     """
     out = dataset.at(train=train.examples, test=test.examples)
     if scenario.concepts is not None:
-        if dataset.train_y.ndim != 1:
+        if dataset.train.y.ndim != 1:
             raise ConfigError("[scenario.concepts] changes labels, and [data] learns numbers")
-        labels = [
-            _labels(out, part, rows.concepts, scenario.concepts.show, seed)
-            for part, rows in (("train", train), ("test", test))
-        ]
-        out = replace(out, train_y=labels[0], test_y=labels[1])
+        show, rows = scenario.concepts.show, (train.concepts, test.concepts)
+        labels = [_labels(out, place, own, show, seed) for place, own in enumerate(rows)]
+        out = replace(
+            out, train=replace(out.train, y=labels[0]), test=replace(out.test, y=labels[1])
+        )
     if scenario.domains is not None:
         out = _looking(out, scenario.domains, train, test, seed)
     return out
@@ -70,7 +70,8 @@ def origins(dataset: Dataset, domains: Domains) -> IntArray | None:
     if not any(names):
         return None
     known = dataset.domain_names
-    if dataset.domain_train is None or dataset.domain_test is None:
+    of_each = both(dataset.train.domains, dataset.test.domains)
+    if of_each is None:
         raise ConfigError(f"[scenario.domains] 'from' needs data with domains, unlike "
                           f"{dataset.name}: docs/scenarios.md lists them")  # fmt: skip
     for name in names:
@@ -82,7 +83,7 @@ def origins(dataset: Dataset, domains: Domains) -> IntArray | None:
         if names.count(name) > 1:
             raise ConfigError(f"[scenario.domains] two domains take their examples from {name!r}")
     places = np.array([names.index(n) if n in names else -1 for n in known], dtype=np.int64)
-    found: IntArray = places[np.concatenate([dataset.domain_train, dataset.domain_test])]
+    found: IntArray = places[of_each]
     return found
 
 
@@ -92,7 +93,7 @@ def origins(dataset: Dataset, domains: Domains) -> IntArray | None:
 def _looking(dataset: Dataset, domains: Domains, train: Shown, test: Shown, seed: int) -> Dataset:
     steps = [steps_of(text) for text in domains.show]
     words = {word for several in steps for word, _ in several}
-    parts: list[Images] = [dataset.train_x, dataset.test_x]
+    parts: list[Images] = [dataset.train.x, dataset.test.x]
     where = f"[scenario.domains] {dataset.name}:"
     for word in sorted(words):
         is_sensor = parts[0].ndim == 3 and parts[0].shape[-1] % 3 == 0
@@ -117,7 +118,7 @@ def _looking(dataset: Dataset, domains: Domains, train: Shown, test: Shown, seed
                 some = chosen[start : start + AT_ONCE]
                 x[some] = _looks(x[some], several, dataset.scale, rng)
         parts[place] = x
-    return replace(dataset, train_x=parts[0], test_x=parts[1])
+    return dataset.showing(*parts)
 
 
 def _looks(x: Images, steps: list[Step], scale: float, rng: np.random.Generator) -> Images:
@@ -216,13 +217,14 @@ LOOK: dict[str, Callable[..., Images]] = {
 
 
 def _labels(
-    dataset: Dataset, part: str, concepts: IntArray, show: tuple[str, ...], seed: int
+    dataset: Dataset, place: int, concepts: IntArray, show: tuple[str, ...], seed: int
 ) -> IntArray:
     """Return the labels (R,) of rows by what they mean in the concept of each."""
-    x, y = getattr(dataset, f"{part}_x"), getattr(dataset, f"{part}_y").copy()
+    part = (dataset.train, dataset.test)[place]
+    x, y = part.x, part.y.copy()
     for concept, text in enumerate(show):
         chosen = np.flatnonzero(concepts == concept)
-        rng = rng_of(seed, "concepts", concept, int(part == "test"))
+        rng = rng_of(seed, "concepts", concept, place)
         for word, numbers in steps_of(text):
             y[chosen] = meant(word, numbers, x[chosen], y[chosen], dataset.num_classes, rng)
     return np.asarray(y)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError
 from fedmodels.files import replacing
 
-FORMAT = 1
+FORMAT, PARTS = 2, ("train", "test")
 log = logging.getLogger(__name__)
 
 
@@ -62,9 +61,13 @@ def _stamp(source: Source, files: tuple[str, ...]) -> str:
 def _keep(place: Path, dataset: Dataset) -> None:
     """Write a data set so that it appears whole or not at all."""
     place.parent.mkdir(parents=True, exist_ok=True)
-    values = {f.name: getattr(dataset, f.name) for f in fields(dataset)}
+    values = vars(dataset) | {
+        f"{part}.{name}": value
+        for part in PARTS
+        for name, value in vars(getattr(dataset, part)).items()
+    }
     arrays = {k: v for k, v in values.items() if isinstance(v, np.ndarray)}
-    facts = {k: v for k, v in values.items() if k not in arrays}
+    facts = {k: v for k, v in values.items() if k not in arrays and k not in PARTS}
     tensors = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in arrays.items()}
     with replacing(place) as temporary:
         save_file(tensors, temporary, {"fedtide": json.dumps(facts)})
@@ -76,4 +79,7 @@ def _open(place: Path) -> Dataset:
         facts = json.loads(file.metadata()["fedtide"])
         values = {key: file.get_tensor(key).numpy() for key in file.keys()}  # noqa: SIM118
     values |= {k: tuple(v) if isinstance(v, list) else v for k, v in facts.items()}
+    for part in PARTS:
+        held = [key for key in values if key.startswith(f"{part}.")]
+        values[part] = Examples(**{k.removeprefix(f"{part}."): values.pop(k) for k in held})
     return Dataset(**values)

@@ -33,8 +33,7 @@ def synthetic(source: Source) -> Dataset:
         x = rng.uniform(0, high, size=(EXAMPLES, width)).astype(np.float32)
         y = meant(*FIRST[name], x, np.zeros(len(x), dtype=np.int64), 2, rng)
         parts.append(Examples(x, y))
-    moments = {"mean": (high / 2,), "std": (high / math.sqrt(12),)}
-    return Dataset.of(
-        name, parts[0], parts[1], ("0", "1"), scale=1.0, **moments,
-        columns=tuple(f"x{place + 1}" for place in range(width)),
+    return Dataset(
+        name, parts[0], parts[1], ("0", "1"), scale=1.0, mean=(high / 2,),
+        std=(high / math.sqrt(12),), columns=tuple(f"x{place + 1}" for place in range(width)),
     )  # fmt: skip

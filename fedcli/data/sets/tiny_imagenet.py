@@ -54,9 +54,9 @@ def _load(root: Place) -> Dataset:
     lines = (root / "val" / "val_annotations.txt").read_text("utf-8").splitlines()
     rows = [line.split("\t")[:2] for line in lines if line]
     test = [(root / "val" / "images" / file, label[name]) for file, name in rows]
-    class_names = [words.get(name, name).split(",")[0] for name in ids]
+    class_names = tuple(words.get(name, name).split(",")[0] for name in ids)
     mean, std = (0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821)
-    return Dataset.of(
+    return Dataset(
         "tiny-imagenet", _read(train), _read(test), class_names, scale=255.0, mean=mean, std=std
     )
 

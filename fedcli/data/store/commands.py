@@ -20,7 +20,7 @@ from fedcli.data.cuts.cut_input import Partition, TaskIndices, rng_of
 from fedcli.data.cuts.long_tail import keep_per_class
 from fedcli.data.cuts.partition import partition
 from fedcli.data.cuts.shown import blurred, shown
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.looks import as_shown, origins
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import PARTS, STORE, TABLE, ClientData, Part
@@ -170,8 +170,8 @@ def _dealt(
     taken_from = origins(dataset, domains) if domains is not None else None
     made = partition(
         scenario,
-        strata(dataset.train_y),
-        strata(dataset.test_y),
+        strata(dataset.train.y),
+        strata(dataset.test.y),
         dataset.num_classes,
         num_clients,
         seed,
@@ -187,7 +187,7 @@ def _dealt(
         _tell_left_out(names, num_clients)
         made = replace(made, names=tuple(names[:num_clients]))
     if scenario.timelines:
-        made, train, test = shown(scenario, made, len(dataset.train_y), seed, taken_from)
+        made, train, test = shown(scenario, made, len(dataset.train.y), seed, taken_from)
         dataset = as_shown(dataset, scenario, train, test, seed)
     if scenario.blur is not None:
         made = blurred(made, scenario.blur, seed)
@@ -230,23 +230,22 @@ def _show(console: Console, out: Path, reserve: Reserve | None, *, written: bool
 def thinned(dataset: Dataset, data: Data, seed: int) -> Dataset:
     """Return the data set with at most as many examples of each class as ``[data]`` allows."""
     if data.max_per_class is not None:
-        kept = _some(dataset, dataset.train_y, data.max_per_class, seed, "max_per_class")
+        kept = _some(dataset, dataset.train, data.max_per_class, seed, "max_per_class")
         dataset = dataset.at(train=kept)
     if data.max_test_per_class is not None:
-        kept = _some(dataset, dataset.test_y, data.max_test_per_class, seed, "max_test_per_class")
+        kept = _some(dataset, dataset.test, data.max_test_per_class, seed, "max_test_per_class")
         dataset = dataset.at(test=kept)
     return dataset
 
 
-def _some(dataset: Dataset, labels: IntArray, most: int, seed: int, purpose: str) -> IntArray:
+def _some(dataset: Dataset, part: Examples, most: int, seed: int, purpose: str) -> IntArray:
     """Draw at most ``most`` examples of each class; return their positions, ascending.
 
     Of each domain, where the data have several that hold the same classes.
     """
-    counts = np.full(dataset.num_classes, most, dtype=np.int64)
-    of_domain = dataset.domain_train if labels is dataset.train_y else dataset.domain_test
-    if of_domain is not None and dataset.groups is None:
-        labels = labels + dataset.num_classes * of_domain
+    counts, labels = np.full(dataset.num_classes, most, dtype=np.int64), part.y
+    if part.domains is not None and dataset.groups is None:
+        labels = labels + dataset.num_classes * part.domains
         counts = np.full(dataset.num_classes * len(dataset.domain_names), most, dtype=np.int64)
     return keep_per_class(labels, counts, rng_of(seed, purpose))
 
@@ -338,15 +337,15 @@ def gathered(dataset: Dataset, partition: Partition) -> tuple[Dataset, Partition
 
 def _normalised_by_owner(dataset: Dataset, partition: Partition) -> Dataset:
     """Return the data set with each natural client's inputs normalised by its own moments."""
-    raw = np.concatenate([dataset.train_x, dataset.test_x])
+    raw = np.concatenate([dataset.train.x, dataset.test.x])
     x = np.zeros(raw.shape, dtype=np.float32)
     groups = groups_of(dataset)
     moments = client_moments(dataset, partition)
     for owner, own in zip(owners_of(dataset, partition), moments, strict=True):
         normalise = Normaliser.of(ProblemFile(**description_of(dataset, own)))
         x[groups == owner] = normalise(raw[groups == owner])
-    first = len(dataset.train_y)
-    return replace(dataset, train_x=x[:first], test_x=x[first:], scale=1.0, mean=(0.0,), std=(1.0,))
+    first = len(dataset.train.y)
+    return dataset.showing(x[:first], x[first:], scale=1.0, mean=(0.0,), std=(1.0,))
 
 
 def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None = None) -> int:

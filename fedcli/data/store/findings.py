@@ -329,7 +329,7 @@ def arrived(data: ClientData, dataset: Dataset) -> list[Finding]:
     """
     one = Inspected("", data)
     for part, x, y in (
-        ("train", dataset.train_x, dataset.train_y), ("test", dataset.test_x, dataset.test_y)
+        ("train", dataset.train.x, dataset.train.y), ("test", dataset.test.x, dataset.test.y)
     ):  # fmt: skip
         setattr(one, part, hashes_of(x))
         one.look(x, y)

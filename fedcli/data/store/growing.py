@@ -188,8 +188,8 @@ def _unusual(held: ClientData, rows: KnownRows, dataset: Dataset) -> list[str]:
     columns = (held.file.transform or {}).get("columns") or {}
     tasks = counting(held)
     counts = [held.tasks[task].train for task in tasks]
-    now = np.bincount(dataset.train_y, minlength=dataset.num_classes).tolist()
-    new = [*cells_of(held.num_tasks, dataset.train_x, dataset.train_y)]
+    now = np.bincount(dataset.train.y, minlength=dataset.num_classes).tolist()
+    new = [*cells_of(held.num_tasks, dataset.train.x, dataset.train.y)]
     return unlike(earlier_cells(rows.db, tasks), new, counts, now, columns.get("features") or ())
 
 
@@ -232,7 +232,7 @@ def _added(
     _write_task(place, dataset, made)
     write_about(held.directory, file)
     new = file.classes[held.file.num_classes :]
-    sizes = len(dataset.train_y), len(dataset.test_y)
+    sizes = len(dataset.train.y), len(dataset.test.y)
     known = found.again, found.of_tests
     return Added(
         held.num_tasks, sizes, new, known=known, keeps=found.keeps, why_kept=found.why_kept,
@@ -245,10 +245,10 @@ def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
     part_of = place.with_name(f"{place.name}.part")
     part_of.mkdir()
     arrays = {
-        f"{part}_{name}": getattr(dataset, f"{part}_{name}") for part in PARTS for name in "xy"
+        f"{part}_{name}": getattr(getattr(dataset, part), name) for part in PARTS for name in "xy"
     }
-    if dataset.wholes_train is not None:
-        arrays[GROUP] = dataset.wholes_train
+    if dataset.train.wholes is not None:
+        arrays[GROUP] = dataset.train.wholes
     save_arrays(part_of, arrays)
     write_atomically(part_of / SOURCE, json.dumps(dict(made)) + "\n", sync=True)
     os.rename(part_of, place)
@@ -350,7 +350,7 @@ def _read(
             f"{source}: inputs have the shape {list(dataset.input_shape)}, and those of the "
             f"client's other tasks {list(held.file.input_shape)}"
         )
-    new, known = dataset.train_x.dtype, held.kind()
+    new, known = dataset.train.x.dtype, held.kind()
     if known is not None and new != known and not new.kind == known.kind == "f":
         raise DataError(f"{source}: inputs are {new}, and those of the client's tasks {known}")
     return dataset
@@ -440,7 +440,7 @@ def _in_own_order(dataset: Dataset, file: ClientFile, source: Path, how: Data) -
     """
     names, by_number = list(file.classes), how.columns is None and _is_prepared(source)
     places: IntArray = np.zeros(dataset.num_classes, dtype=np.int64)
-    for label in np.unique(np.concatenate([dataset.train_y, dataset.test_y])):
+    for label in np.unique(np.concatenate([dataset.train.y, dataset.test.y])):
         name = dataset.class_names[label]
         if by_number and name not in names and name.isdecimal() and int(name) < file.num_classes:
             places[label] = int(name)
@@ -462,7 +462,7 @@ def _grown(file: ClientFile, dataset: Dataset, again: int) -> ClientFile:
     zeros = (0,) * (len(names) - file.num_classes)
     train, test = (
         tuple(np.bincount(y, minlength=len(names)).tolist())
-        for y in (dataset.train_y, dataset.test_y)
+        for y in (dataset.train.y, dataset.test.y)
     )
     tasks = [
         t.model_copy(update={part: getattr(t, part) + zeros for part in PARTS}) for t in file.tasks

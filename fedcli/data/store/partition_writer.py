@@ -203,7 +203,7 @@ def _write_all(
                 for part in PARTS
             )
             write_client(place / str(i), file, held)
-            if (wholes := dataset.wholes_train) is not None:
+            if (wholes := dataset.train.wholes) is not None:
                 for m, task in enumerate(tasks):
                     if (task.train < len(wholes)).all():  # of test examples no group is known
                         write_wholes(place / str(i), m, wholes[task.train])
@@ -259,24 +259,24 @@ def examples_of(
 
     The partition says what the indices of a part count through.
     """
-    first = len(dataset.train_y)
+    first = len(dataset.train.y)
     if not partition.pooled and part == "test":
         indices = indices + first
     train, test = indices[indices < first], indices[indices >= first] - first
     # training examples come first below; order leads back to the order of the indices
     order = np.argsort(np.argsort(indices >= first, kind="stable"), kind="stable")
-    x = np.concatenate([dataset.train_x[train], dataset.test_x[test]])[order]
-    y = np.concatenate([dataset.train_y[train], dataset.test_y[test]])[order]
+    x = np.concatenate([dataset.train.x[train], dataset.test.x[test]])[order]
+    y = np.concatenate([dataset.train.y[train], dataset.test.y[test]])[order]
     return x, y
 
 
 def task_counts(dataset: Dataset, partition: Partition) -> list[list[TaskCounts]]:
     """Return the examples per class of each task of each client."""
     labels = {
-        "train": strata(dataset.train_y),
-        "test": np.concatenate([strata(dataset.train_y), strata(dataset.test_y)])
+        "train": strata(dataset.train.y),
+        "test": np.concatenate([strata(dataset.train.y), strata(dataset.test.y)])
         if partition.pooled
-        else strata(dataset.test_y),
+        else strata(dataset.test.y),
     }
     if partition.pooled:
         labels["train"] = labels["test"]
@@ -387,7 +387,7 @@ def _write_store(
     Mean and deviation of each client are stored where they differ from the shared ones.
     """
     shared = ProblemFile(**description_of(dataset, (dataset.mean, dataset.std)))
-    first = len(dataset.train_y)
+    first = len(dataset.train.y)
     pieces = [
         indices if partition.pooled or part == "train" else indices + first
         for tasks in partition.clients
@@ -397,17 +397,17 @@ def _write_store(
     ends = np.cumsum([len(piece) for piece in pieces], dtype=np.int64).reshape(-1, 2)
     begins = np.concatenate([[0], ends[:-1, 1]])
     arrays = {
-        "y": np.concatenate([dataset.train_y, dataset.test_y]),
+        "y": np.concatenate([dataset.train.y, dataset.test.y]),
         "indices": np.concatenate(pieces).astype(np.int64),
         "starts": np.column_stack([begins, ends]),
         "pairs": np.cumsum([0, *map(len, partition.clients)], dtype=np.int64),
     }
-    if dataset.wholes_train is not None:
-        arrays["group"] = dataset.wholes_train
+    if dataset.train.wholes is not None:
+        arrays["group"] = dataset.train.wholes
     if any(own != (shared.mean, shared.std) for own in moments):
         arrays["moments"] = np.array(moments, dtype=np.float64)
     _write_described(place, shared, config, arrays)
-    _write_inputs(place / "x.npy", dataset.train_x, dataset.test_x)
+    _write_inputs(place / "x.npy", dataset.train.x, dataset.test.x)
     if partition.names:
         names = [partition.name_of(client) for client in range(len(partition.clients))]
         (place / "names.json").write_text(json.dumps(names) + "\n", "utf-8")

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcli.data.arrays import IntArray, content_hashes
+from fedcli.data.arrays import content_hashes
 from fedcli.data.cuts.held_out import last_of_each
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples, both
 from fedcli.data.store.known_rows import KnownRows
 from fedmodels.config.data import Repeats
 from fedmodels.errors import DataError
@@ -44,8 +44,8 @@ def compared(
     Raises:
         DataError: the rule refuses what is there again, or nothing new is left.
     """
-    sizes = len(dataset.train_y), len(dataset.test_y)
-    hashes = np.concatenate([content_hashes(x) for x in (dataset.train_x, dataset.test_x)])
+    sizes = len(dataset.train.y), len(dataset.test.y)
+    hashes = np.concatenate([content_hashes(x) for x in (dataset.train.x, dataset.test.x)])
     had, tested = rows.among(hashes)
     again, of_tests = int(had.sum()), int(tested.sum())
     if not again:
@@ -76,15 +76,11 @@ def split_anew(dataset: Dataset, share: float) -> Dataset:
 
     Both parts stand in the order of time, and those for testing come last.
     """
-    x = np.concatenate([dataset.train_x, dataset.test_x])
-    y = np.concatenate([dataset.train_y, dataset.test_y])
-    held = last_of_each(y, share)
-    wholes: list[IntArray | None] = [None, None]
-    if dataset.wholes_train is not None and dataset.wholes_test is not None:  # sessions
-        both = np.concatenate([dataset.wholes_train, dataset.wholes_test])
-        wholes = [both[~held], both[held]]
-    return replace(
-        dataset, train_x=x[~held], train_y=y[~held], test_x=x[held], test_y=y[held],
-        groups_train=None, groups_test=None, tasks_train=None, tasks_test=None,
-        wholes_train=wholes[0], wholes_test=wholes[1],
-    )  # fmt: skip
+    whole = Examples(
+        np.concatenate([dataset.train.x, dataset.test.x]),
+        np.concatenate([dataset.train.y, dataset.test.y]),
+        transform=dataset.transform,
+        wholes=both(dataset.train.wholes, dataset.test.wholes),  # sessions
+    )
+    held = last_of_each(whole.y, share)
+    return replace(dataset, train=whole.at(~held), test=whole.at(held))

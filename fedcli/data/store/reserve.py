@@ -36,17 +36,17 @@ def set_apart(dataset: Dataset, data: Data, seed: int) -> tuple[Dataset, Reserve
         return dataset, None
     labelled = data.server_examples
     wanted = labelled + (data.server_unlabelled or labelled)
-    held = np.bincount(dataset.train_y, minlength=dataset.num_classes)
+    held = np.bincount(dataset.train.y, minlength=dataset.num_classes)
     if held.min() <= wanted:
         raise ConfigError(
             f"[data] server_examples: the server would get {wanted} training examples of each "
             f"class, but class {int(held.argmin())} has {int(held.min())}, and clients need some"
         )
     each = np.full(dataset.num_classes, wanted, dtype=np.int64)
-    taken = keep_per_class(dataset.train_y, each, rng_of(seed, "server"))
+    taken = keep_per_class(dataset.train.y, each, rng_of(seed, "server"))
     few = np.full(dataset.num_classes, labelled, dtype=np.int64)
-    first = keep_per_class(dataset.train_y[taken], few, rng_of(seed, "server", 1))
+    first = keep_per_class(dataset.train.y[taken], few, rng_of(seed, "server", 1))
     shown, hidden = taken[first], np.delete(taken, first)
-    reserve = Reserve(dataset.train_x[shown], dataset.train_y[shown], dataset.train_x[hidden])
-    left = np.setdiff1d(np.arange(len(dataset.train_y)), taken)
+    reserve = Reserve(dataset.train.x[shown], dataset.train.y[shown], dataset.train.x[hidden])
+    left = np.setdiff1d(np.arange(len(dataset.train.y)), taken)
     return dataset.at(train=left), reserve

@@ -131,7 +131,7 @@ def cut(
     except OSError as error:
         if not (root / str(client) / "client.json").is_file():  # another process may have cut it
             raise DataError(why_not_written(root, error)) from None
-    counts = f"{len(dataset.train_y)} examples to train on, {len(dataset.test_y)} to test on"
+    counts = f"{len(dataset.train.y)} examples to train on, {len(dataset.test.y)} to test on"
     log.info("client %s: %s is cut as the run wants it: %s", client, files, counts)
     return root
 
@@ -280,8 +280,8 @@ def _write(place: Path, dataset: Dataset, files: Path) -> None:
         DataError: a task has no training example.
     """
     parts = {
-        "train": (dataset.train_x, dataset.train_y, dataset.tasks_train),
-        "test": (dataset.test_x, dataset.test_y, dataset.tasks_test),
+        "train": (dataset.train.x, dataset.train.y, dataset.train.tasks),
+        "test": (dataset.test.x, dataset.test.y, dataset.test.tasks),
     }
     tasks = [t for _, _, t in parts.values() if t is not None]
     held, counts = list[tuple[int, Part, Labelled]](), list[TaskCounts]()
@@ -303,7 +303,7 @@ def _write(place: Path, dataset: Dataset, files: Path) -> None:
     described = description_of(dataset, (dataset.mean, dataset.std))
     place.mkdir()
     write_client(place, ClientFile(**described, tasks=tuple(counts)), held)
-    if (wholes := dataset.wholes_train) is not None:
+    if (wholes := dataset.train.wholes) is not None:
         for number in range(len(counts)):
-            task = dataset.tasks_train
+            task = dataset.train.tasks
             write_wholes(place, number, wholes if task is None else wholes[task == number])

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.cuts.partition import partition
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedcli.data.store.partition_writer import (
     digest_of,
@@ -37,17 +37,12 @@ def tiny_dataset(shape: tuple[int, ...] = (1, 4, 4), floats: bool = False) -> Da
 
     return Dataset(
         name="tiny",
-        train_x=inputs(60),
-        train_y=np.arange(60) % 3,
-        test_x=inputs(30),
-        test_y=np.arange(30) % 3,
-        num_classes=3,
+        train=Examples(inputs(60), np.arange(60) % 3, np.repeat([0, 1], 30)),
+        test=Examples(inputs(30), np.arange(30) % 3, np.full(30, 2)),
         scale=1.0 if floats else 255.0,
         mean=(0.5,),
         std=(0.25,),
         class_names=("a", "b", "c"),
-        groups_train=np.repeat([0, 1], 30),
-        groups_test=np.full(30, 2),
         group_names=("s0", "s1", "s2"),
         devices=("x", "x", "y"),
     )
@@ -56,7 +51,7 @@ def tiny_dataset(shape: tuple[int, ...] = (1, 4, 4), floats: bool = False) -> Da
 def write(out: Path, dataset: Dataset | None = None, seed: int = 0, **table: object) -> Path:
     dataset = dataset or tiny_dataset()
     scenario = SCENARIOS.validate_python(table or {"kind": "iid", "tasks": 2})
-    made = partition(scenario, dataset.train_y, dataset.test_y, 3, 2, seed, dataset.groups)
+    made = partition(scenario, dataset.train.y, dataset.test.y, 3, 2, seed, dataset.groups)
     write_partition(out, dataset, made, {"seed": seed, "scenario": scenario.model_dump()})
     return out
 
@@ -70,8 +65,8 @@ def test_a_partition_reads_back(tmp_path):
     dataset = tiny_dataset()
     made = partition(
         SCENARIOS.validate_python({"kind": "iid", "tasks": 2}),
-        dataset.train_y,
-        dataset.test_y,
+        dataset.train.y,
+        dataset.test.y,
         3,
         2,
         0,
@@ -84,15 +79,15 @@ def test_a_partition_reads_back(tmp_path):
         assert (data.problem.input_shape, data.problem.num_classes) == ((1, 4, 4), 3)
         for m, task in enumerate(tasks):
             x, y = data.arrays(m, "train")
-            assert np.array_equal(x, dataset.train_x[task.train])
-            assert np.array_equal(y, dataset.train_y[task.train])
+            assert np.array_equal(x, dataset.train.x[task.train])
+            assert np.array_equal(y, dataset.train.y[task.train])
             x, y = data.arrays(m, "test")
-            assert np.array_equal(x, dataset.test_x[task.test])
+            assert np.array_equal(x, dataset.test.x[task.test])
             assert isinstance(x.base, np.memmap)
             assert list(data.tasks[m].test) == np.bincount(y, minlength=3).tolist()
     found = GlobalTest.find(tmp_path / "data")
     assert found is not None
-    assert np.array_equal(found.x, dataset.test_x)
+    assert np.array_equal(found.x, dataset.test.x)
 
 
 def test_the_layout_is_the_promised_one(tmp_path):
@@ -194,7 +189,7 @@ def test_official_zscore_is_one_per_sensor_and_device(tmp_path):
     out = write(tmp_path / "data", dataset, kind="natural", zscore="official")
     files = [ClientData(out / str(i)).file for i in range(2)]
     assert files[0].mean == files[1].mean  # both have device x
-    assert files[0].mean[0] == pytest.approx(float(dataset.train_x[..., :3].mean()), rel=1e-6)
+    assert files[0].mean[0] == pytest.approx(float(dataset.train.x[..., :3].mean()), rel=1e-6)
     assert len(set(files[0].mean)) == 2
 
 
@@ -203,13 +198,13 @@ def test_pooled_indices_reach_into_both_parts(tmp_path):
     held = [ClientData(out / str(i)).arrays(0, p) for i in range(2) for p in ("train", "test")]
     rows = sorted(row.tobytes() for x, _ in held for row in x)
     dataset = tiny_dataset()
-    assert rows == sorted(r.tobytes() for x in (dataset.train_x, dataset.test_x) for r in x)
+    assert rows == sorted(r.tobytes() for x in (dataset.train.x, dataset.test.x) for r in x)
 
 
 def test_pooled_examples_come_in_the_order_asked_for():
     dataset, order = tiny_dataset(), np.array([61, 3, 89, 0, 60])
     x, y = examples_of(dataset, Partition((), order, pooled=True), order, "train")
-    everything = np.concatenate([dataset.train_x, dataset.test_x])
+    everything = np.concatenate([dataset.train.x, dataset.test.x])
     assert np.array_equal(x, everything[order])
     assert y.tolist() == [1, 0, 2, 0, 0]
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.registry import load
 from fedmodels.config.data import Data
 from fedmodels.errors import DataError
@@ -19,26 +19,27 @@ NAN = np.where(np.arange(6)[:, None] == 3, np.float32(np.nan), X)
 
 
 def dataset(**change: Any) -> Dataset:
-    facts = {"scale": 1.0, "mean": (0.0,), "std": (1.0,), "class_names": ("a", "b")}
-    arrays = {"train_x": X, "train_y": Y, "test_x": X, "test_y": Y}
-    return Dataset("mine", **{**arrays, "num_classes": 2, **facts, **change})
+    facts: dict[str, Any] = {"scale": 1.0, "mean": (0.0,), "std": (1.0,)}
+    train, test = (
+        Examples(**{"x": X, "y": Y, **change.pop(part, {})}) for part in ("train", "test")
+    )
+    return Dataset("mine", train, test, ("a", "b"), **{**facts, **change})
 
 
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"train_y": Y - 1}, r"mine \(training\): labels go from -1 to 0; expected 0 to 1"),
-        ({"test_y": Y + 1}, r"mine \(test\): labels go from 1 to 2"),
-        ({"train_y": Y[:5]}, r"labels are int64 \[5\]; expected int64 \[6\]"),
-        ({"train_y": Y.astype(np.int32)}, r"labels are int32 \[6\]"),
-        ({"train_x": X.astype(int)}, r"inputs are int64; expected uint8, uint16, float32"),
-        ({"test_x": X[:, :3]}, r"mine \(test\): inputs have shape \[3\]; expected \[4\]"),
-        ({"test_x": X.astype(np.uint8)}, r"training inputs are float32, test inputs uint8"),
-        ({"train_x": NAN}, r"mine \(training\): example 3 holds NaN or infinity"),
-        ({"class_names": ("a",)}, "class_names must hold 2 names"),
+        ({"train": {"y": Y - 1}}, r"mine \(training\): labels go from -1 to 0; expected 0 to 1"),
+        ({"test": {"y": Y + 1}}, r"mine \(test\): labels go from 1 to 2"),
+        ({"train": {"y": Y[:5]}}, r"labels are int64 \[5\]; expected int64 \[6\]"),
+        ({"train": {"y": Y.astype(np.int32)}}, r"labels are int32 \[6\]"),
+        ({"train": {"x": X.astype(int)}}, r"inputs are int64; expected uint8, uint16, float32"),
+        ({"test": {"x": X[:, :3]}}, r"mine \(test\): inputs have shape \[3\]; expected \[4\]"),
+        ({"test": {"x": X.astype(np.uint8)}}, r"training inputs are float32, test inputs uint8"),
+        ({"train": {"x": NAN}}, r"mine \(training\): example 3 holds NaN or infinity"),
         ({"mean": (0.0, 1.0)}, "mean must hold 1 or 4 numbers"),
         ({"std": (0.0,)}, "std.0: Input should be greater than 0"),
-        ({"groups_train": Y[:5], "groups_test": Y}, r"groups must hold 6 numbers of type int64"),
+        ({"train": {"groups": Y[:5]}}, r"groups must hold 6 numbers of type int64"),
     ],
 )
 def test_a_data_set_whose_parts_do_not_fit(change, line):
@@ -135,4 +136,4 @@ def test_a_directory_without_test_examples_is_a_data_set(tmp_path):
         (tmp_path / name).mkdir(parents=True)
     for name in ("cat", "dog"):
         Image.new("L", (5, 4)).save(tmp_path / "train" / name / "0.png")
-    assert load(Data(name="directory", root=str(tmp_path))).test_x.shape == (0, 1, 4, 5)
+    assert load(Data(name="directory", root=str(tmp_path))).test.x.shape == (0, 1, 4, 5)

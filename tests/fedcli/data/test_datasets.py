@@ -14,7 +14,7 @@ import socket
 import struct
 import tarfile
 import zipfile
-from dataclasses import fields, replace
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -128,37 +128,38 @@ def test_roots_are_searched_in_order(tmp_path, monkeypatch):
 def test_digits():
     made = load(Data(name="digits"))
     assert made.input_shape == (1, 8, 8)
-    assert (len(made.train_y), len(made.test_y)) == (1438, 359)
-    assert (made.train_x.dtype, made.train_x.max(), made.scale) == (np.uint8, 16, 16.0)
-    share = np.bincount(made.test_y) / np.bincount(np.concatenate([made.train_y, made.test_y]))
+    assert (len(made.train.y), len(made.test.y)) == (1438, 359)
+    assert (made.train.x.dtype, made.train.x.max(), made.scale) == (np.uint8, 16, 16.0)
+    share = np.bincount(made.test.y) / np.bincount(np.concatenate([made.train.y, made.test.y]))
     assert np.allclose(share, 0.2, atol=0.01)
-    z = (made.train_x / made.scale - made.mean[0]) / made.std[0]
+    z = (made.train.x / made.scale - made.mean[0]) / made.std[0]
     assert z.mean() == pytest.approx(0, abs=1e-3)
     assert z.std() == pytest.approx(1, abs=1e-3)
-    assert np.array_equal(load(Data(name="digits")).test_x, made.test_x)
+    assert np.array_equal(load(Data(name="digits")).test.x, made.test.x)
 
 
 def test_max_per_class_is_seeded():
     made = load(Data(name="digits"))
     few = Data(name="digits", max_per_class=30)
     thin = thinned(made, few, 1)
-    assert np.bincount(thin.train_y).tolist() == [30] * 10
-    assert np.array_equal(thin.train_x, thinned(made, few, 1).train_x)
-    assert not np.array_equal(thin.train_x, thinned(made, few, 2).train_x)
-    assert np.array_equal(thin.test_x, made.test_x)
+    assert np.bincount(thin.train.y).tolist() == [30] * 10
+    assert np.array_equal(thin.train.x, thinned(made, few, 1).train.x)
+    assert not np.array_equal(thin.train.x, thinned(made, few, 2).train.x)
+    assert np.array_equal(thin.test.x, made.test.x)
     assert thinned(made, Data(name="digits"), 1) is made
 
 
 def test_max_test_per_class_thins_the_test_set_alone():
     made = load(Data(name="digits"))
     thin = thinned(made, Data(name="digits", max_test_per_class=7), 1)
-    assert np.bincount(thin.test_y).tolist() == [7] * 10
-    assert np.array_equal(thin.train_x, made.train_x)
-    people = replace(made, groups_train=made.train_y, groups_test=made.test_y)
+    assert np.bincount(thin.test.y).tolist() == [7] * 10
+    assert np.array_equal(thin.train.x, made.train.x)
+    train, test = (replace(part, groups=part.y) for part in (made.train, made.test))
+    people = replace(made, train=train, test=test)
     both = Data(name="digits", max_per_class=5, max_test_per_class=3)
     thin = thinned(people, both, 1)
-    assert np.array_equal(thin.groups_train, thin.train_y)
-    assert np.array_equal(thin.groups_test, thin.test_y)
+    assert np.array_equal(thin.train.groups, thin.train.y)
+    assert np.array_equal(thin.test.groups, thin.test.y)
 
 
 # --- archives
@@ -168,8 +169,8 @@ def test_archives_are_unpacked_into_the_cache_only(tmp_path, monkeypatch, no_net
     raw = mnist_archives(tmp_path / "root", monkeypatch)
     before = sorted(p.name for p in raw.iterdir())
     made = load(Data(name="mnist", root=str(tmp_path / "root")))
-    assert made.train_x.shape == (20, 1, 28, 28)
-    assert made.test_y.tolist() == list(range(10))
+    assert made.train.x.shape == (20, 1, 28, 28)
+    assert made.test.y.tolist() == list(range(10))
     assert sorted(p.name for p in raw.iterdir()) == before
     assert (tmp_path / "cache/fedtide/MNIST/raw/train-images-idx3-ubyte").exists()
     load(Data(name="mnist"))  # now from the cache
@@ -309,7 +310,7 @@ def test_a_subset_stands_in_and_says_so(tmp_path, no_network, caplog):
     assert made.variant == "subset, 30 train and 10 test examples"
     assert "the full set is absent" in caplog.text
     with np.load(tmp_path / "cifar10_subset.npz") as z:
-        assert np.array_equal(made.train_x[3, 1], z["x_train"][3, :, :, 1])  # NHWC to NCHW
+        assert np.array_equal(made.train.x[3, 1], z["x_train"][3, :, :, 1])  # NHWC to NCHW
     (tmp_path / "cifar10_subset.npz").write_bytes(b"PK\x03\x04 broken")
     with pytest.raises(DataError, match=r"cifar10_subset.npz cannot be read"):
         load(Data(name="cifar10", root=str(tmp_path)))
@@ -326,7 +327,7 @@ def test_coarse_classes_of_cifar100(tmp_path):
     assert [fine.class_names[k] for k in trees] == [
         *("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree")
     ]
-    assert np.array_equal(coarse.train_y, fine.coarse[fine.train_y])
+    assert np.array_equal(coarse.train.y, fine.coarse[fine.train.y])
 
 
 def test_emnist_images_are_turned_upright():
@@ -362,13 +363,13 @@ def sensor_file(path: Path, **extra: np.ndarray) -> None:
 def test_sensor_windows_keep_subjects_whole(tmp_path):
     sensor_file(tmp_path / "wisdm.npz")
     made = load(Data(name="wisdm", root=str(tmp_path)))
-    assert made.train_x.dtype == np.float32
+    assert made.train.x.dtype == np.float32
     assert made.input_shape == (128, 6)
     assert len(made.group_names) == 20  # subject and device
     assert made.group_names[1] == "subject 1, watch"
-    assert made.groups_train is not None
-    assert made.groups_test is not None
-    assert {made.group_names[g].split(",")[0] for g in made.groups_test} == {
+    assert made.train.groups is not None
+    assert made.test.groups is not None
+    assert {made.group_names[g].split(",")[0] for g in made.test.groups} == {
         "subject 5",
         "subject 10",
     }
@@ -378,7 +379,7 @@ def test_sensor_windows_keep_subjects_whole(tmp_path):
 def test_official_test_subjects_are_kept(tmp_path):
     official = np.isin(np.repeat(np.arange(1, 11), 12), [2, 4]).astype(np.uint8)
     sensor_file(tmp_path / "uci_har.npz", official_test=official)
-    assert len(load(Data(name="uci-har", root=str(tmp_path))).test_y) == 24
+    assert len(load(Data(name="uci-har", root=str(tmp_path))).test.y) == 24
 
 
 # --- the publishers' own formats
@@ -434,22 +435,22 @@ def write_hhar(root: Path) -> None:
 def test_hhar_is_cut_from_its_csv_files_once(tmp_path):
     write_hhar(tmp_path / "root" / "Activity recognition exp")
     made = load(Data(name="hhar", root=str(tmp_path / "root")))
-    x = np.concatenate([made.train_x, made.test_x])
+    x = np.concatenate([made.train.x, made.test.x])
     assert x.shape == (6 * 3, 128, 6)  # 512 samples at 100 Hz: three windows an activity
     assert made.group_names == ("subject 0, s3mini",)  # user b has no bike ride
-    assert np.bincount(made.train_y).tolist() == [3] * 6
+    assert np.bincount(made.train.y).tolist() == [3] * 6
     assert x[..., :2] == pytest.approx(np.tile([1.0, 2.0], (18, 128, 1)), abs=1e-3)  # in g
     assert (tmp_path / "cache/fedtide/hhar.npz").exists()
     again = load(Data(name="hhar"))  # now from the cache
-    assert np.array_equal(again.train_x, made.train_x)
+    assert np.array_equal(again.train.x, made.train.x)
     legacy = load(Data(name="hhar", root=str(tmp_path / "root"), legacy_windows=True))
-    assert len(legacy.train_x) == 6 * 2
+    assert len(legacy.train.x) == 6 * 2
 
 
 def test_windows_that_cannot_be_kept_are_of_use_all_the_same(tmp_path, caplog):
     write_hhar(tmp_path / "root")
     (tmp_path / "cache").write_text("no directory can be made here")
-    assert len(load(Data(name="hhar", root=str(tmp_path / "root"))).train_x) == 6 * 3
+    assert len(load(Data(name="hhar", root=str(tmp_path / "root"))).train.x) == 6 * 3
     assert "hhar.npz cannot be kept, and will be cut again next time: " in caplog.text
 
 
@@ -489,7 +490,7 @@ def test_realworld_is_cut_from_its_zips(tmp_path):
     assert made.group_names[:2] == ("subject 1, chest", "subject 1, forearm")
     assert made.devices == ("phone", "watch") * 2
     # three windows of 256 samples; walking comes in two parts
-    assert np.bincount(made.train_y, minlength=8).tolist() == [0, 0, 0, 0, 0, 24, 12, 12]
+    assert np.bincount(made.train.y, minlength=8).tolist() == [0, 0, 0, 0, 0, 24, 12, 12]
     assert made.class_names[5:] == ("walk", "lie", "jump")
 
 
@@ -500,7 +501,7 @@ def test_the_combined_set_aligns_the_labels(tmp_path):
     assert made.class_names == COMBINED
     assert made.group_names[0] == "subject 0, s3mini"
     assert made.group_names[-1] == "subject 102, forearm"
-    counts = np.bincount(np.concatenate([made.train_y, made.test_y]), minlength=9)
+    counts = np.bincount(np.concatenate([made.train.y, made.test.y]), minlength=9)
     assert counts.tolist() == [3, 3, 3 + 24, 3, 3, 3, 0, 12, 12]
 
 
@@ -521,8 +522,8 @@ def test_femnist_of_leaf(tmp_path):
     write_femnist(tmp_path / "femnist/data/train", "fg", 70)
     write_femnist(tmp_path / "femnist/data/test", "fg", 5)
     made = load(Data(name="femnist", root=str(tmp_path)))
-    assert (made.train_x.shape, len(made.test_y)) == ((140, 1, 28, 28), 10)
-    assert made.train_x[0, 0, -1, -2:].tolist() == [255, 128]
+    assert (made.train.x.shape, len(made.test.y)) == ((140, 1, 28, 28), 10)
+    assert made.train.x[0, 0, -1, -2:].tolist() == [255, 128]
     assert made.group_names == ("writer f", "writer g")
     assert made.groups is not None
     assert np.bincount(made.groups).tolist() == [75, 75]
@@ -536,21 +537,25 @@ def test_what_takes_long_is_read_once(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr("fedcli.data.sets.femnist.femnist", None)  # must not be needed
         again = load(Data(name="femnist", root=str(tmp_path)))
-    for field in fields(Dataset):
-        one, other = getattr(first, field.name), getattr(again, field.name)
+
+    def values(made: Dataset) -> list[Any]:
+        facts = {**vars(made), "train": None, "test": None}
+        return [*facts.values(), *vars(made.train).values(), *vars(made.test).values()]
+
+    for one, other in zip(values(first), values(again), strict=True):
         assert np.array_equal(one, other) if isinstance(one, np.ndarray) else one == other
-    assert not again.train_x.flags.owndata  # it lies in the file
+    assert not again.train.x.flags.owndata  # it lies in the file
     kept.write_bytes(b"damaged")
-    assert np.array_equal(load(Data(name="femnist", root=str(tmp_path))).train_x, first.train_x)
+    assert np.array_equal(load(Data(name="femnist", root=str(tmp_path))).train.x, first.train.x)
     (tmp_path / "femnist/data/train").rename(tmp_path / "before")
     write_femnist(tmp_path / "femnist/data/train", "fgh", 70)  # another version
-    assert len(load(Data(name="femnist", root=str(tmp_path))).train_y) > len(first.train_y)
+    assert len(load(Data(name="femnist", root=str(tmp_path))).train.y) > len(first.train.y)
 
 
 def test_femnist_without_a_split(tmp_path):
     write_femnist(tmp_path / "femnist/data/all_data", "fg", 155)
     made = load(Data(name="femnist", root=str(tmp_path)))
-    assert (len(made.train_y), len(made.test_y)) == (248, 62)
+    assert (len(made.train.y), len(made.test.y)) == (248, 62)
 
 
 def write_tiny_imagenet(root: Path) -> None:
@@ -577,11 +582,11 @@ def test_tiny_imagenet_zipped_or_not(tmp_path):
             archive.write(path, path.relative_to(tmp_path / "plain"))
     plain = load(Data(name="tiny-imagenet", root=str(tmp_path / "plain")))
     packed = load(Data(name="tiny-imagenet", root=str(tmp_path / "packed")))
-    assert plain.train_x.shape == (6, 3, 64, 64)
-    assert plain.train_y.tolist() == [0, 0, 1, 1, 2, 2]
+    assert plain.train.x.shape == (6, 3, 64, 64)
+    assert plain.train.y.tolist() == [0, 0, 1, 1, 2, 2]
     assert plain.class_names[0] == "thing n00000000"
-    assert np.array_equal(plain.train_x, packed.train_x)
-    assert np.array_equal(plain.test_y, packed.test_y)
+    assert np.array_equal(plain.train.x, packed.train.x)
+    assert np.array_equal(plain.test.y, packed.test.y)
     (tmp_path / "packed/tiny-imagenet-200.zip").write_bytes(b"PK broken")
     with pytest.raises(DataError, match=r"tiny-imagenet-200.zip cannot be read"):
         load(Data(name="tiny-imagenet", root=str(tmp_path / "packed")))
@@ -656,7 +661,7 @@ def test_a_directory_of_class_folders(tmp_path):
     made = load(Data(name="directory", root=str(tmp_path)))
     assert made.class_names == ("cat", "dog")
     assert made.input_shape == (1, 4, 5)
-    assert made.test_x[:, 0, 0, 0].tolist() == [10, 20]
+    assert made.test.x[:, 0, 0, 0].tolist() == [10, 20]
     with pytest.raises(DataError, match="say where the data lie"):
         load(Data(name="directory"))
 
@@ -737,9 +742,9 @@ def test_list_datasets_names_them_all():
 def test_real_data(name, shape, sizes):
     made = load_or_skip(name)
     assert made.input_shape == shape
-    assert sizes is None or (len(made.train_y), len(made.test_y)) == sizes
-    assert set(np.unique(made.train_y)) == set(range(made.num_classes))
-    z = made.train_x[::20].astype(np.float32) / made.scale
+    assert sizes is None or (len(made.train.y), len(made.test.y)) == sizes
+    assert set(np.unique(made.train.y)) == set(range(made.num_classes))
+    z = made.train.x[::20].astype(np.float32) / made.scale
     axes = (0, 2, 3) if len(shape) == 3 else (0, 1)
     assert np.allclose(z.mean(axis=axes), made.mean, atol=0.05)
     assert np.allclose(z.std(axis=axes), made.std, atol=0.05)

@@ -87,7 +87,7 @@ def test_a_file_of_another_kind_is_counted(tmp_path, caplog):
     photos(tmp_path / "d")
     note = f"note: {tmp_path / 'd'}: "
     (tmp_path / "d/train/cat/1.nef").write_bytes(GARBAGE)
-    assert len(loaded("directory", tmp_path / "d").train_y) == 2
+    assert len(loaded("directory", tmp_path / "d").train.y) == 2
     advice = "raw photos of a camera have to be developed: save them as JPEG or PNG\n"
     assert f"{note}1 file is left out: train/cat/1.nef; {advice}" in caplog.text
     for name in ("2.nef", "3.NEF", "4.txt"):
@@ -104,7 +104,7 @@ def test_published_sets_pass_over_foreign_files(tmp_path):
         place.mkdir(parents=True)
         (place / "all.json").write_text(json.dumps(users))
         litter(place / "all.json")
-    assert len(femnist(Source((tmp_path,), Data(name="femnist"))).train_y) == 2
+    assert len(femnist(Source((tmp_path,), Data(name="femnist"))).train.y) == 2
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "0.JPEG").write_bytes(b"")
     litter(tmp_path / "images" / "0.JPEG")

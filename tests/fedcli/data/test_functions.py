@@ -63,23 +63,23 @@ def loaded(folder: Path, text: str, function: str = "load") -> Dataset:
 
 def test_two_torch_data_sets_are_a_data_set(tmp_path):
     found = loaded(tmp_path, GOOD)
-    assert found.train_x.shape == (6, 1, 4, 4)
-    assert found.train_x[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
-    assert found.test_y.tolist() == [0, 1, 0, 1]
+    assert found.train.x.shape == (6, 1, 4, 4)
+    assert found.train.x[:, 0, 0, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.test.y.tolist() == [0, 1, 0, 1]
     assert found.class_names == ("even", "odd")
     assert found.mean == (2.5,)
-    assert found.groups_test is not None
-    assert found.groups_test.tolist() == [0, 1, 2, 0]
+    assert found.test.groups is not None
+    assert found.test.groups.tolist() == [0, 1, 2, 0]
 
 
 def test_natural_clients_may_have_names(tmp_path):
     """Numbers of the test set stand for the same people, whoever lacks examples there."""
     named = GOOD.replace("i % 3 for", '["ann", "ben", "cem"][-1 - i % 3] for')
     found = loaded(tmp_path, named.replace("Squares(6), Squares(4)", "Squares(6), Squares(2)"))
-    assert found.groups_train is not None
-    assert found.groups_test is not None
-    assert found.groups_train.tolist() == [2, 1, 0, 2, 1, 0]
-    assert found.groups_test.tolist() == [2, 1]
+    assert found.train.groups is not None
+    assert found.test.groups is not None
+    assert found.train.groups.tolist() == [2, 1, 0, 2, 1, 0]
+    assert found.test.groups.tolist() == [2, 1]
     assert found.client_names == ["ann", "ben", "cem"]
 
 
@@ -92,7 +92,7 @@ def test_pictures_stay_bytes_and_put_channels_first(tmp_path):
         "    return [(picture, 0), (picture, 1)], [(picture, 1)]\n",
     )
     assert found.input_shape == (3, 2, 3)
-    assert (found.train_x.dtype, found.scale) == ("uint8", 255)
+    assert (found.train.x.dtype, found.scale) == ("uint8", 255)
     assert found.mean == pytest.approx((1, 0, 0.2))
 
 

@@ -39,9 +39,9 @@ def test_pictures_keep_the_order_of_their_classes(tmp_path):
     library.DatasetDict({"train": part, "test": part}).save_to_disk(str(tmp_path / "d"))
     found = loaded(tmp_path / "d")
     assert found.input_shape == (3, 4, 5)
-    assert found.train_x.dtype == np.uint8
+    assert found.train.x.dtype == np.uint8
     assert found.class_names == ("b", "a")
-    assert found.test_y.tolist() == [0, 1] * 3
+    assert found.test.y.tolist() == [0, 1] * 3
     with pytest.raises(DataError, match=r"has no column 'lbel'\. Did you mean 'label'"):
         loaded(tmp_path / "d", label="lbel")
 
@@ -53,5 +53,5 @@ def test_columns_of_numbers_give_windows(tmp_path):
     library.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "d"))
     found = loaded(tmp_path / "d", window=2, test_share=0.34)
     assert found.class_names == ("down", "up")
-    assert found.train_x[:, :, 0].tolist() == [[0, 1], [2, 3], [6, 7], [8, 9]]
-    assert found.test_x[:, :, 0].tolist() == [[4, 5], [10, 11]]
+    assert found.train.x[:, :, 0].tolist() == [[0, 1], [2, 3], [6, 7], [8, 9]]
+    assert found.test.x[:, :, 0].tolist() == [[4, 5], [10, 11]]

@@ -121,9 +121,9 @@ def test_every_way_in_reads_alike(tmp_path, name, save, pixels):
     folder = load(Data(name="directory", root=str(tmp_path / "photos")))
     function = load(Data(name=f"{tmp_path / 'mine.py'}:load"))
     client = ClientData(tmp_path / "0")
-    for x in (folder.train_x, folder.test_x, function.train_x, client.arrays(0, "train")[0]):
+    for x in (folder.train.x, folder.test.x, function.train.x, client.arrays(0, "train")[0]):
         assert x[0].tolist() == pixels
-    scale = 65535 if np.max(pixels) > 255 or "16" in str(folder.train_x.dtype) else 255
+    scale = 65535 if np.max(pixels) > 255 or "16" in str(folder.train.x.dtype) else 255
     assert folder.scale == function.scale == client.file.scale == scale
 
 
@@ -135,7 +135,7 @@ def test_pictures_of_hugging_face_are_read_alike(tmp_path):
     part = library.Dataset.from_dict(rows, features=features)
     library.DatasetDict({"train": part, "test": part}).save_to_disk(str(tmp_path / "d"))
     found = load(Data(name="huggingface", root=str(tmp_path / "d"), columns=Columns()))
-    assert found.train_x[0].tolist() == RIGHT["palette"][2]
+    assert found.train.x[0].tolist() == RIGHT["palette"][2]
 
 
 def png(depth: int, kind: int, values: np.ndarray) -> bytes:
@@ -346,7 +346,7 @@ def test_images_that_find_no_room_in_memory_are_refused_before_they_take_it(tmp_
     data = Data(name="directory", root=str(tmp_path), resize=1000)
     monkeypatch.setattr("fedcli.data.arrays.free_bytes", lambda: 8_000_000)
     line = "4 images, 1000 x 1000, grey, with 8 bits, take 8 MB of memory, and 7.999 MB are free"
-    assert len(load(data).train_y) == 4
+    assert len(load(data).train.y) == 4
     monkeypatch.setattr("fedcli.data.arrays.free_bytes", lambda: 7_999_000)
     with pytest.raises(DataError, match=f"{line}: set resize to a smaller size"):
         load(data)

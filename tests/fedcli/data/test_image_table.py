@@ -58,17 +58,17 @@ def shades(x: np.ndarray) -> list[int]:
 def test_a_row_says_what_an_image_is(root):
     found = loaded(root)
     assert found.class_names == ("melanoma", "nevus")
-    assert [n % 2 for n in shades(found.train_x)] == [1 - y for y in found.train_y.tolist()]
-    assert shades(found.test_x) == [32, 33, 34, 35, 36, 37, 38, 39], "the last of each class"
+    assert [n % 2 for n in shades(found.train.x)] == [1 - y for y in found.train.y.tolist()]
+    assert shades(found.test.x) == [32, 33, 34, 35, 36, 37, 38, 39], "the last of each class"
 
 
 @pytest.mark.parametrize("seed", [None, 4])
 def test_patients_stay_whole(root, seed):
     found = loaded(root, {"test_seed": seed}, group="patient")
-    train, test = ({n // 4 for n in shades(x)} for x in (found.train_x, found.test_x))
+    train, test = ({n // 4 for n in shades(x)} for x in (found.train.x, found.test.x))
     assert not train & test
     assert len(train | test) == 10
-    assert found.wholes_train is not None
+    assert found.train.wholes is not None
 
 
 def test_sites_are_clients_and_each_task_is_tested_on_its_own_time(root, tmp_path):
@@ -89,7 +89,7 @@ def test_sites_are_clients_and_each_task_is_tested_on_its_own_time(root, tmp_pat
 def test_a_column_says_the_part(root):
     rows = [{**row, "part": "test" if n < 6 else "train"} for n, row in enumerate(ROWS)]
     write(root, rows)
-    assert shades(loaded(root, split="part").test_x) == [*range(6)]
+    assert shades(loaded(root, split="part").test.x) == [*range(6)]
 
 
 def test_a_site_brings_such_a_folder(root, tmp_path):
@@ -123,7 +123,7 @@ def test_one_name_for_two_images_asks_for_the_path(root):
         loaded(root)
     named = [{**row, "image": f"part-{n % 2}/{row['image']}.png"} for n, row in enumerate(ROWS)]
     write(root, named)
-    assert 77 not in shades(loaded(root).train_x)
+    assert 77 not in shades(loaded(root).train.x)
 
 
 @pytest.mark.parametrize(
@@ -211,9 +211,9 @@ def test_frames_of_a_file_are_in_one_part(root, columns):
         frames[0].save(root / f"ISIC_{n:03}.tif", save_all=True, append_images=frames[1:])
     write(root, [{**row, "image": f"{row['image']}.tif"} for row in ROWS])
     found = loaded(root, {"frames": "all", "test_share": 0.22}, **columns)
-    train, test = {*shades(found.train_x)}, {*shades(found.test_x)}
+    train, test = {*shades(found.train.x)}, {*shades(found.test.x)}
     assert not train & test
-    assert (len(found.train_y), len(train | test)) == (3 * len(train), 40)
+    assert (len(found.train.y), len(train | test)) == (3 * len(train), 40)
     if "client" in columns:
-        assert found.groups_train is not None
-        assert found.groups_train.tolist() == [n // 20 for n in shades(found.train_x)]
+        assert found.train.groups is not None
+        assert found.train.groups.tolist() == [n // 20 for n in shades(found.train.x)]

@@ -25,7 +25,7 @@ def loaded(root: Path, **columns: Any) -> Dataset:
 
 
 def every(found: Dataset) -> np.ndarray:
-    return np.concatenate([found.train_x, found.test_x])
+    return np.concatenate([found.train.x, found.test.x])
 
 
 def written(path: Path, *columns: list[str]) -> Path:

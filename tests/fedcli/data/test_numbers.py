@@ -71,10 +71,10 @@ def as_hugging_face(root: Path) -> Dataset:
 @pytest.mark.parametrize("read", [as_table, as_arrays, as_function, as_hugging_face])
 def test_times_are_told_apart_by_every_way_in(tmp_path, read):
     found = read(tmp_path)
-    assert found.train_x.dtype == np.float64
-    every = np.concatenate([found.train_x, found.test_x])
+    assert found.train.x.dtype == np.float64
+    every = np.concatenate([found.train.x, found.test.x])
     assert len(np.unique(every)) == N
-    assert found.mean[0] == pytest.approx(found.train_x.mean(), abs=1e-3)
+    assert found.mean[0] == pytest.approx(found.train.x.mean(), abs=1e-3)
 
 
 @pytest.mark.parametrize("scenario", [Iid(kind="iid"), Natural(kind="natural")])
@@ -147,7 +147,7 @@ def test_decimals_and_texts_of_numbers_are_numbers_in_parquet_too(tmp_path, capl
     frame.to_parquet(tmp_path / "a.parquet")
     found = load(Data(name="table", root=str(tmp_path / "a.parquet"), columns=Columns()))
     assert found.columns == ("ax", "ay", "az")
-    assert found.train_x[0].tolist() == [0.5, 0, 0]
+    assert found.train.x[0].tolist() == [0.5, 0, 0]
     line = (
         f"note: {tmp_path / 'a.parquet'}: an example has the columns ax, ay, az; left out: "
         "note (texts), when (times), none (empty)"

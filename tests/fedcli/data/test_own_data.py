@@ -316,7 +316,7 @@ def test_class_folders_hold_images_alone(tmp_path):
         (tmp_path / part / "cat" / ".DS_Store").write_bytes(b"")
     found = load(Data(name="directory", root=str(tmp_path)))
     assert found.class_names == ("cat", "dog")
-    assert len(found.train_y) == 2
+    assert len(found.train.y) == 2
     (tmp_path / "train" / "dog" / "a.tif").rename(tmp_path / "train" / "dog" / "a.raw")
     with pytest.raises(
         DataError, match=r"a\.raw is no image that is read, and .*dog has none: \*\.png"

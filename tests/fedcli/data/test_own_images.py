@@ -60,16 +60,16 @@ def test_photos_of_two_sizes_get_one(tmp_path):
 def test_without_a_test_part_the_last_photos_of_each_class_are_for_testing(tmp_path, caplog):
     root, sized = photos(tmp_path / "photos"), {"resize": [8, 8], "channels": "grey"}
     found = loaded(root, **sized)
-    assert found.train_x.max(axis=(1, 2, 3)).tolist() == [0, 10, 20, 30] * 2
-    assert found.test_x.max(axis=(1, 2, 3)).tolist() == [40, 40]
+    assert found.train.x.max(axis=(1, 2, 3)).tolist() == [0, 10, 20, 30] * 2
+    assert found.test.x.max(axis=(1, 2, 3)).tolist() == [40, 40]
     assert f"note: {root} has no test part: the last 20 % of each class, by name" in caplog.text
-    assert len(loaded(root, **sized, test_share=0.4).test_y) == 4
+    assert len(loaded(root, **sized, test_share=0.4).test.y) == 4
     (tmp_path / "other").mkdir()
     root.rename(tmp_path / "other" / "train")  # also where the classes lie in train/
     again = loaded(tmp_path / "other", **sized)
     assert again.identity == found.identity
     photos(tmp_path / "other" / "test")
-    assert len(loaded(tmp_path / "other", **sized).test_y) == 10
+    assert len(loaded(tmp_path / "other", **sized).test.y) == 10
     with pytest.raises(ConfigError, match=r"test_share: .*other has a test part of its own"):
         loaded(tmp_path / "other", **sized, test_share=0.2)
 
@@ -92,9 +92,9 @@ def test_arrays_without_a_test_part_are_split_by_client_and_class(tmp_path):
     np.save(tmp_path / "train_y.npy", np.arange(12) % 2)
     np.save(tmp_path / "groups_train.npy", np.arange(12) // 6)
     found = loaded(tmp_path, test_share=0.3)
-    assert found.test_x[:, 0].tolist() == [4, 5, 10, 11]
-    assert found.groups_test is not None
-    assert found.groups_test.tolist() == [0, 0, 1, 1]
+    assert found.test.x[:, 0].tolist() == [4, 5, 10, 11]
+    assert found.test.groups is not None
+    assert found.test.groups.tolist() == [0, 0, 1, 1]
     with pytest.raises(ConfigError, match=r"\[data\] crop is for images, and .* holds arrays"):
         loaded(tmp_path, crop=2)
 
@@ -108,10 +108,10 @@ def test_frames_of_one_file_stay_in_one_part(tmp_path):
             frames[0].save(place, save_all=True, append_images=frames[1:])
     with pytest.raises(DataError, match=r"0.tif cannot be read: it holds 3 frames"):
         loaded(tmp_path)
-    assert len(loaded(tmp_path, frames="first").train_y) == 8
+    assert len(loaded(tmp_path, frames="first").train.y) == 8
     found = loaded(tmp_path, frames="all")
-    assert found.test_x.max(axis=(1, 2, 3)).tolist() == [40, 41, 42] * 2
-    assert len(found.train_y) == 24
+    assert found.test.x.max(axis=(1, 2, 3)).tolist() == [40, 41, 42] * 2
+    assert len(found.train.y) == 24
 
 
 GIVEN = "from PIL import Image\ndef load():\n    return {}\n"
@@ -128,7 +128,7 @@ PART = "[(Image.new('RGB', (6 + i, 6)), i % 2) for i in range(10)]"
 def test_pictures_of_a_function_are_transformed_too(tmp_path, returned, keys, shapes):
     (tmp_path / "mine.py").write_text(GIVEN.format(returned))
     found = load(Data.model_validate({"name": f"{tmp_path / 'mine.py'}:load", **keys}))
-    assert (len(found.train_y), len(found.test_y), found.input_shape) == shapes
+    assert (len(found.train.y), len(found.test.y), found.input_shape) == shapes
     assert found.transform is not None
     assert found.transform["resize"] == [4, 4]
 
@@ -232,7 +232,7 @@ def test_a_model_reads_a_photo_as_those_of_training(tmp_path):
     ))  # fmt: skip
     model = TrainedModel.load(tmp_path / "run/clients/0/personal.safetensors")
     assert model.facts.transform == in_client(tmp_path / "run/data/0")["transform"]
-    for number, expected in enumerate(made.train_x[:4]):
+    for number, expected in enumerate(made.train.x[:4]):
         (read,) = read_new([root / "cat" / f"{number}.png"], model.facts, "a model")
         assert read.x.tolist() == [expected.tolist()]
     everybodys = run.global_model()

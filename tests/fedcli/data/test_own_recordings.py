@@ -26,7 +26,7 @@ def loaded(root: Path, **columns: Any) -> Dataset:
 
 
 def every(found: Dataset) -> np.ndarray:
-    return np.concatenate([found.train_x, found.test_x])
+    return np.concatenate([found.train.x, found.test.x])
 
 
 # --- how a CSV is written
@@ -126,7 +126,7 @@ def test_without_the_library_the_extra_is_named(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"takes a package more: pip install .*'pandas>="):
         loaded(file)
     file.write_bytes(PLAIN.encode("cp1252"))
-    assert len(loaded(file).train_y) == 6
+    assert len(loaded(file).train.y) == 6
 
 
 def test_an_error_names_the_line_of_a_file_in_any_style(tmp_path):
@@ -184,7 +184,7 @@ def test_an_empty_cell_is_an_error_unless_a_config_says_what_becomes_of_it(tmp_p
     assert sorted(every(between)[:, 0]) == list(range(20))
     mean = loaded(file, missing="mean")
     train = [i for i in (*range(8), *range(10, 18)) if i not in (2, 3, 7)]
-    assert mean.train_x[2, 0] == mean.train_x[3, 0] == pytest.approx(np.mean(train))
+    assert mean.train.x[2, 0] == mean.train.x[3, 0] == pytest.approx(np.mean(train))
     assert mean.transform is not None
     assert mean.transform["fill"] == pytest.approx(
         [np.mean(train), np.mean([10 * i for i in (*range(8), *range(10, 18))])]
@@ -352,8 +352,8 @@ def test_groups_stay_in_one_part(tmp_path):
     rows = [(10 * s + i, "xy"[i % 2], f"s{s}", "ab"[s % 2]) for s in range(6) for i in range(4)]
     file = recording(rows, tmp_path / "a.csv", "ax,label,trial,who")
     found = loaded(file, group="trial", client="who", features=["ax"])
-    assert sorted({*(found.test_x[:, 0] // 10)}) == [4, 5]  # the last session of a and of b
-    assert not {*(found.train_x[:, 0] // 10)} & {4, 5}
+    assert sorted({*(found.test.x[:, 0] // 10)}) == [4, 5]  # the last session of a and of b
+    assert not {*(found.train.x[:, 0] // 10)} & {4, 5}
     with pytest.raises(DataError, match="that takes a client with two values of column 'who'"):
         loaded(file, group="who", client="who", features=["ax"])
 
@@ -458,4 +458,4 @@ def test_partitions_of_tables_made_before_keep_their_digest():
 def test_share_of_the_data_goes_before_that_of_the_columns(tmp_path):
     file = recording([(i, i, "x") for i in range(10)], tmp_path / "a.csv")
     data = Data(name="table", root=str(file), columns=Columns(), test_share=0.5)
-    assert len(load(data).test_y) == 5
+    assert len(load(data).test.y) == 5

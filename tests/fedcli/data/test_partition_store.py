@@ -43,7 +43,7 @@ KINDS = [
 def write(out: Path, layout: Layout | None, table: dict[str, object], clients: int = 2) -> Path:
     dataset = tiny_dataset((16, 6), floats=True) if table == WINDOWS else tiny_dataset()
     scenario = SCENARIOS.validate_python(table)
-    made = partition(scenario, dataset.train_y, dataset.test_y, 3, clients, 0, dataset.groups)
+    made = partition(scenario, dataset.train.y, dataset.test.y, 3, clients, 0, dataset.groups)
     if table == WINDOWS:
         made = replace(made, names=tuple(f"person {client}" for client in range(clients)))
     config = {"seed": 0, "clients": clients, "scenario": scenario.model_dump()}

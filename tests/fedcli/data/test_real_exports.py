@@ -59,8 +59,8 @@ def refused(root: Path, line: str, recipe: dict[str, Any] | None = None, **colum
 @pytest.fixture(scope="module")
 def like() -> Any:
     def check(found: Dataset, rows: int = 20) -> None:
-        x = np.concatenate([found.train_x, found.test_x])
-        y = np.concatenate([found.train_y, found.test_y])
+        x = np.concatenate([found.train.x, found.test.x])
+        y = np.concatenate([found.train.y, found.test.y])
         order = np.argsort(x[:, 0])
         kept = ROWS.iloc[20 - rows :]
         np.testing.assert_array_equal(x[order], kept[["a", "b"]].to_numpy(np.float32))
@@ -209,7 +209,7 @@ def test_photos_may_be_packed(tmp_path):
                 packed.write(tmp_path / "i.png", f"photos/{name}/{i}.png")
     found = load(Data(name="directory", root=str(tmp_path / "p.zip")))
     assert found.class_names == ("cat", "dog")
-    assert len(found.train_y) == 4
+    assert len(found.train.y) == 4
 
 
 def test_an_archive_may_lie_in_others_but_not_for_ever(tmp_path, like):
@@ -533,7 +533,7 @@ def test_dates_of_declared_formats(tmp_path):
     (tmp_path / "a.csv").write_text("t,a,b,label,s\n" + rows)
     formats = ["ISO8601", "%d.%m.%Y %H:%M", "%m/%d/%y %H:%M"]
     found = loaded(tmp_path / "a.csv", {"date_formats": formats}, time="t", session="s")
-    assert len(found.train_y) + len(found.test_y) == 12
+    assert len(found.train.y) + len(found.test.y) == 12
     refused(tmp_path / "a.csv", "holds '5/3/26 8:00' in line 4, which is no time",
             {"date_formats": formats[:2]}, time="t", session="s")  # fmt: skip
 
@@ -584,7 +584,7 @@ def test_scans_of_a_folder_are_a_data_set(tmp_path):
             scan(tmp_path / name / f"IM{i:04}", np.full((4, 4), 100 * k + i, np.uint8))
     found = load(Data(name="directory", root=str(tmp_path)))
     assert found.class_names == ("benign", "malign")
-    assert found.train_x.shape == (8, 1, 4, 4)
+    assert found.train.x.shape == (8, 1, 4, 4)
 
 
 def test_scans_without_one_reading_are_refused(tmp_path):

@@ -39,7 +39,7 @@ def read(root: Path, columns: dict[str, Any] | None = None, **keys: Any) -> Data
 
 def numbers(dataset: Dataset) -> list[int]:
     """Return the first number of each row that is there."""
-    found = np.concatenate([dataset.train_x, dataset.test_x])
+    found = np.concatenate([dataset.train.x, dataset.test.x])
     return sorted(found.reshape(-1, found.shape[-1])[:, 0].astype(int).tolist())
 
 
@@ -80,7 +80,7 @@ def test_no_window_goes_over_a_bad_row_and_one_without_a_time_has_no_place(tmp_p
     columns = {"window": 5, "time": "t"}
     cells = {"y": dict.fromkeys(range(40), "u"), "a": {12: "x"}, "t": {30: "soon", 31: ""}}
     found = read(written(tmp_path / "one.csv", **cells), columns, **SKIP)
-    starts = np.concatenate([found.train_x, found.test_x])[..., 0]
+    starts = np.concatenate([found.train.x, found.test.x])[..., 0]
     assert sorted(map(int, starts.min(0 if starts.ndim < 2 else 1))) == [0, 5, 13, 18, 23, 28, 35]
     left = numbers(found)
     assert not {12, 30, 31} & {*left}
@@ -122,7 +122,7 @@ def test_photos_that_are_none_are_refused_together_or_set_aside(tmp_path, caplog
     with pytest.raises(DataError, match=r"2 images are bad in all: .*3\.png .*; .*5\.jpg cannot"):
         load(Data.model_validate(tables))
     found = load(Data.model_validate({**tables, **SKIP}))
-    assert len(found.train_y) + len(found.test_y) == 19
+    assert len(found.train.y) + len(found.test.y) == 19
     assert "2 of 1" in "".join(caplog.messages)
 
 
@@ -133,7 +133,7 @@ def test_rows_of_a_table_beside_photos_are_set_aside(tmp_path, caplog):
     pandas.DataFrame(rows).to_csv(root / "all.csv", index=False)
     tables = {"name": "directory", "root": str(root), "columns": {"file": "file", "label": "what"}}
     found = load(Data.model_validate({**tables, **SKIP}))
-    assert len(found.train_y) + len(found.test_y) == 18  # 2 of 22 have no image, 1 no label
+    assert len(found.train.y) + len(found.test.y) == 18  # 2 of 22 have no image, 1 no label
     told = "".join(caplog.messages)
     assert "3 of 22 rows are set aside: all.csv, line 3: 'what' is empty" in told
     assert "1 of 19 images are set aside" in told

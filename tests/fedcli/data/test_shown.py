@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -261,10 +260,10 @@ def test_looks_by_hand():
 
 def test_jpeg_takes_images_of_one_or_three_channels():
     data = load(Data(name="digits")).at(train=np.arange(4), test=np.arange(2))
-    four = replace(data, train_x=np.repeat(data.train_x, 4, 1), test_x=np.repeat(data.test_x, 4, 1))
+    four = data.showing(np.repeat(data.train.x, 4, 1), np.repeat(data.test.x, 4, 1))
     rows = [Shown(np.arange(n), np.zeros(n, int), np.zeros(n, int)) for n in (4, 2)]
     table = scenario(domains={"show": ["jpeg 1"]})
-    assert looks.as_shown(data, table, *rows, 0).train_x.shape == data.train_x.shape
+    assert looks.as_shown(data, table, *rows, 0).train.x.shape == data.train.x.shape
     with pytest.raises(ConfigError, match="grey images, and for those of three colours"):
         looks.as_shown(four, table, *rows, 0)
 
@@ -326,7 +325,7 @@ def test_clients_see_what_the_pieces_together_say(tmp_path, layout):
         "concepts": {"show": ["plain", "swap 1 2"], "every": 2, "waves": 2},
     }  # fmt: skip
     plain = load(Data(name="digits"))
-    known = {x.tobytes(): int(y) for x, y in zip(plain.train_x, plain.train_y, strict=True)}
+    known = {x.tobytes(): int(y) for x, y in zip(plain.train.x, plain.train.y, strict=True)}
     swapped = {1: 2, 2: 1}
     for client, data in enumerate(dealt(tmp_path, {"name": "digits"}, layout, 4, **pieces)):
         of_task = {0: 0, 1: 0, 2: 0}
@@ -350,7 +349,7 @@ def test_whole_domains_are_each_dealt_from_all_examples(tmp_path):
     assert [sum(c.counts(0, "train")) for c in clients] == [719] * 8  # 1438 in two, four times
     upright = [np.rot90(c.arrays(0, "train")[0], -(i % 4), (-2, -1)) for i, c in enumerate(clients)]
     sets = [{x.tobytes() for x in part} for part in upright]
-    whole = {x.tobytes() for x in load(Data(name="digits")).train_x}
+    whole = {x.tobytes() for x in load(Data(name="digits")).train.x}
     assert all(sets[i] | sets[i + 4] == whole for i in range(4))
     assert sets[0] != sets[1]  # not one cut for all
 
@@ -358,11 +357,11 @@ def test_whole_domains_are_each_dealt_from_all_examples(tmp_path):
 @pytest.mark.parametrize(("name", "width"), [("sine", 2), ("circle", 2), ("sea", 3)])
 def test_synthetic_streams(name, width):
     made = load(Data(name=name))
-    assert made.train_x.shape == (55_000, width)
-    share = made.train_y.mean()
+    assert made.train.x.shape == (55_000, width)
+    share = made.train.y.mean()
     # 1 - cos 1; 1 - pi 0.15^2; 81/200: what lies below the line
     assert share == pytest.approx({"sine": 0.4597, "circle": 0.9293, "sea": 0.405}[name], abs=0.01)
-    z = (made.train_x - made.mean[0]) / made.std[0]
+    z = (made.train.x - made.mean[0]) / made.std[0]
     assert z.mean() == pytest.approx(0, abs=0.02)
     assert z.std() == pytest.approx(1, abs=0.02)
 
@@ -405,8 +404,8 @@ def test_digits_of_three_sets_at_one_size(tmp_path, monkeypatch):
         return made
 
     def enlarged(source: Any) -> Any:
-        zeros = [np.zeros((len(y), 1, 28, 28), np.uint8) for y in (made.train_y, made.test_y)]
-        return replace(made, train_x=zeros[0], test_x=zeros[1])
+        zeros = [np.zeros((len(y), 1, 28, 28), np.uint8) for y in (made.train.y, made.test.y)]
+        return made.showing(*zeros)
 
     for name, load_it in {"digits": small, "mnist": enlarged, "emnist_byclass": enlarged}.items():
         monkeypatch.setattr(images, name, load_it)
@@ -416,7 +415,7 @@ def test_digits_of_three_sets_at_one_size(tmp_path, monkeypatch):
     assert [sum(each.counts(0, "train")) for each in (first, second)] == [30, 30]
     x = first.arrays(0, "train")[0]
     assert (x.shape, x.dtype) == ((30, 1, 28, 28), np.uint8)
-    assert x.mean() / 255 == pytest.approx(made.train_x.mean() / 16, rel=0.02)
+    assert x.mean() / 255 == pytest.approx(made.train.x.mean() / 16, rel=0.02)
     assert second.arrays(0, "train")[0].max() == 0
     table["domains"]["show"] = ["from usps", "from mnist"]
     with pytest.raises(ConfigError, match="no domain 'usps': it has mnist, emnist, scikit-learn"):

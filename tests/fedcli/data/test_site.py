@@ -199,7 +199,7 @@ def test_classes_of_the_data_are_those_of_every_reader(tmp_path):
     keys = {"name": "directory", "root": str(root), "resize": [4, 4]}
     found = load(Data.model_validate({**keys, "classes": ["cat", "dog", "fox"]}))
     assert found.class_names == ("cat", "dog", "fox")
-    assert np.bincount(found.train_y).tolist() == [4, 0, 4]
+    assert np.bincount(found.train.y).tolist() == [4, 0, 4]
     with pytest.raises(DataError, match="p/fox names no class; known are cat, dog"):
         load(Data.model_validate({**keys, "classes": ["cat", "dog"]}))
     assert "classes" not in json.dumps(Data(name="directory").identity()).replace("num_classes", "")

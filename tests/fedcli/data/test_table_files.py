@@ -148,7 +148,7 @@ def test_a_file_that_cannot_be_meant_is_named(tmp_path, content, line):
 def test_a_file_without_rows_beside_others_adds_nothing(tmp_path):
     (tmp_path / "a.csv").write_text("ax,label\n")
     (tmp_path / "b.csv").write_text("ax,label\n" + "1,x\n2,y\n" * 3)
-    assert len(loaded(tmp_path, label="label").train_y) == 4
+    assert len(loaded(tmp_path, label="label").train.y) == 4
 
 
 @pytest.mark.parametrize("rest", ["9", ""])
@@ -179,7 +179,7 @@ def test_a_packed_table_is_read_as_the_table_in_it(tmp_path):
     with pytest.raises(DataError, match=r"ben.CSV.zip: column 'ax' holds 'x' in line 15"):
         load(Data.model_validate(data))
     found = load(Data.model_validate({**data, "bad": "skip"}))
-    assert len(found.train_y) + len(found.test_y) == 39
+    assert len(found.train.y) + len(found.test.y) == 39
     assert found.group_names == ("ann", "ben")
     with zipfile.ZipFile(tmp_path / "ben.CSV.zip", "a") as archive:
         archive.writestr("two.csv", text)

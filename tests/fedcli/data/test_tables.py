@@ -58,21 +58,21 @@ def test_rows_are_examples_and_the_last_of_each_class_test(csv):
     assert found.group_names == ("ann", "ben")
     assert found.input_shape == (2,)
     # a quarter, rounded, of ann's 10 and 8 and of ben's 4 rows: 2, 2 and 1
-    assert found.test_x[:, 0].tolist() == [8, 9, 106, 107, 203]
-    assert found.test_y.tolist() == [1, 1, 0, 0, 1]
-    assert found.groups_test is not None
-    assert found.groups_test.tolist() == [0, 0, 0, 0, 1]
-    assert len(found.train_y) == 17
+    assert found.test.x[:, 0].tolist() == [8, 9, 106, 107, 203]
+    assert found.test.y.tolist() == [1, 1, 0, 0, 1]
+    assert found.test.groups is not None
+    assert found.test.groups.tolist() == [0, 0, 0, 0, 1]
+    assert len(found.train.y) == 17
 
 
 def test_windows_stay_within_a_class_and_parts_share_no_row(csv):
     found = loaded(csv, window=4, hop=2, test_share=0.25, client="person", features=["ax"])
     # walking starts at 0, 2, 4, 6 and tests on 6; 4 shares rows 6 and 7 with it and is left out.
     # sitting starts at 100, 102, 104 and tests on 104; 102 is left out. ben has one window only.
-    assert found.test_x[:, 0, 0].tolist() == [6, 104]
-    assert found.train_x[:, 0, 0].tolist() == [0, 2, 100, 200]
+    assert found.test.x[:, 0, 0].tolist() == [6, 104]
+    assert found.train.x[:, 0, 0].tolist() == [0, 2, 100, 200]
     assert found.input_shape == (4, 1)
-    assert not set(found.train_x[..., 0].ravel()) & set(found.test_x[..., 0].ravel())
+    assert not set(found.train.x[..., 0].ravel()) & set(found.test.x[..., 0].ravel())
 
 
 def test_a_column_may_say_which_part_a_row_is_of(csv):
@@ -80,7 +80,7 @@ def test_a_column_may_say_which_part_a_row_is_of(csv):
     frame["part"] = np.where(frame["person"] == "ben", "test", "train")
     frame.to_csv(csv, index=False)
     found = loaded(csv, split="part", features=["ax"])
-    assert found.test_x[:, 0].tolist() == [200, 201, 202, 203]
+    assert found.test.x[:, 0].tolist() == [200, 201, 202, 203]
     assert found.groups is None
 
 
@@ -91,11 +91,11 @@ def test_a_directory_of_parquet_reads_as_its_csv_does(csv, tmp_path):
     frame[:9].to_parquet(tmp_path / "many" / "a.parquet")
     frame[9:].to_csv(tmp_path / "many" / "b.csv", index=False)
     one, many = loaded(csv), loaded(tmp_path / "many")
-    assert np.array_equal(one.train_x, many.train_x)
-    assert np.array_equal(one.test_y, many.test_y)
+    assert np.array_equal(one.train.x, many.train.x)
+    assert np.array_equal(one.test.y, many.test.y)
     # but no window crosses the border of two files: 9 + 1 rows of walking give 4 of 2, not 5
     one, many = loaded(csv, window=2), loaded(tmp_path / "many", window=2)
-    assert [len(found.train_y) + len(found.test_y) for found in (one, many)] == [11, 10]
+    assert [len(found.train.y) + len(found.test.y) for found in (one, many)] == [11, 10]
 
 
 def test_a_changed_file_is_another_data_set(csv):
@@ -171,7 +171,7 @@ def test_columns_are_found_by_their_names_in_every_file(tmp_path):
     (tmp_path / "a.csv").write_text("ax,ay,label\n1,10,x\n2,20,y\n3,30,x\n4,40,y\n")
     (tmp_path / "b.csv").write_text("ay,label,ax\n50,x,5\n60,y,6\n70,x,7\n80,y,8\n")
     found = loaded(tmp_path, label="label")
-    every = np.concatenate([found.train_x, found.test_x])
+    every = np.concatenate([found.train.x, found.test.x])
     assert (every[:, 1] == 10 * every[:, 0]).all()
     (tmp_path / "b.csv").write_text("ay,label,az\n50,x,5\n60,y,6\n")
     with pytest.raises(DataError, match=r"b.csv has no column of numbers 'ax', unlike the first"):

@@ -70,9 +70,9 @@ def table(tmp_path: Path) -> Data:
 
 def test_groups_stay_whole_however_the_data_lie(table, tmp_path):
     dataset = load(table)
-    assert dataset.wholes_train is not None
+    assert dataset.train.wholes is not None
     clients = 2
-    made = partition(Iid(kind="iid"), dataset.train_y, dataset.test_y, 2, clients, 0)
+    made = partition(Iid(kind="iid"), dataset.train.y, dataset.test.y, 2, clients, 0)
     places = {layout: tmp_path / layout.value for layout in Layout}
     for layout, place in places.items():
         write_partition(place, dataset, made, {"data": {"name": "table"}}, layout=layout)

@@ -48,13 +48,13 @@ def patients(x: np.ndarray) -> set[int]:
 @pytest.mark.parametrize("seed", [None, 0, 1])
 def test_a_patient_is_in_one_part(photos, seed, caplog):
     found = load(Data(name="directory", root=str(photos), group="folder", test_seed=seed))
-    train, test = patients(found.train_x), patients(found.test_x)
+    train, test = patients(found.train.x), patients(found.test.x)
     assert not train & test
     assert train | test == {*range(PATIENTS)}
     if seed is None:
         assert min(test) > max(train)
     else:
-        counts = [np.bincount(y, minlength=2) for y in (found.train_y, found.test_y)]
+        counts = [np.bincount(y, minlength=2) for y in (found.train.y, found.test.y)]
         assert np.abs(counts[1] - 0.2 * sum(counts)).max() <= 3, "as many of each class"
     assert "20 % of the folders in those of classes are for testing" in caplog.text
 
@@ -62,11 +62,11 @@ def test_a_patient_is_in_one_part(photos, seed, caplog):
 def test_seeds_draw_other_patients(photos):
     of = {
         seed: patients(
-            load(Data(name="directory", root=str(photos), group="folder", test_seed=seed)).test_x
+            load(Data(name="directory", root=str(photos), group="folder", test_seed=seed)).test.x
         )
         for seed in range(3)
     }
-    again = load(Data(name="directory", root=str(photos), group="folder", test_seed=0)).test_x
+    again = load(Data(name="directory", root=str(photos), group="folder", test_seed=0)).test.x
     assert patients(again) == of[0]
     assert len({*map(frozenset, of.values())}) == 3
 
@@ -93,7 +93,7 @@ def test_an_image_beside_folders_is_a_group_of_its_own(photos):
     for name in CLASSES:
         Image.fromarray(np.full((4, 4), 99, dtype=np.uint8)).save(photos / name / "z.png")
     found = load(Data(name="directory", root=str(photos), group="folder"))
-    assert (found.test_x == 99).all(axis=(1, 2, 3)).sum() == 2
+    assert (found.test.x == 99).all(axis=(1, 2, 3)).sum() == 2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fedcli.pretrain as pretrain
-from fedcli.data.sets.dataset import Dataset
+from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.pretrain import MaskedAutoencoder, Pretraining
 from fedmodels.errors import ConfigError, TrainingFailed
 from fedmodels.tensors.archive import load, save
@@ -40,9 +40,8 @@ def waves(name="waves"):
     x[24:] = 10 * x[24:] + 3
     y = np.zeros(48, dtype=np.int64)
     people = np.repeat([0, 1], 24)
-    return Dataset(
-        name, x, y, x[:1], y[:1], 5, 1.0, (0.0,), (1.0,), tuple("abcde"), people, people[:1]
-    )
+    whole = Examples(x, y, people)
+    return Dataset(name, whole, whole.at(np.arange(1)), tuple("abcde"), 1.0, (0.0,), (1.0,))
 
 
 @pytest.fixture
@@ -179,7 +178,7 @@ def test_only_hart_on_windows(monkeypatch, tmp_path):
     with pytest.raises(ConfigError, match="hart"):
         pretrain.pretrain(tiny_experiment(), [], tmp_path / "w", QUICK, CPU, print)
     pixels = np.zeros((49, 1, 8, 8), dtype=np.uint8)
-    images = replace(waves(), train_x=pixels[:48], test_x=pixels[:1])
+    images = waves().showing(pixels[:48], pixels[:1])
     with pytest.raises(ConfigError, match="sensor windows"):
         pretrain.windows_of(images)
 
