@@ -62,15 +62,17 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 }
 """What a package never imports; a name stands for all that is below it as well."""
 
-FROM_FEDMODELS_INTO_FEDPB = ("fedmodels.tensors", "fedmodels.errors", "fedmodels.data_description")
+FROM_FEDMODELS_INTO_FEDPB = (
+    "fedmodels.tensors", "fedmodels.errors", "fedmodels.client_ids", "fedmodels.data_description",
+)  # fmt: skip
 ROOMS = {
     "fedtide": (
         "nets", "numerics", "prototypes", "metrics", "partition", "models", "inprocess", "runs",
         "open_runs", "server_half", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "shortages", "machine", "devices", "printable", "charts", "log_lines",
-        "files", "line_file", "code_names", "own_code", "http_server", "spans",
+        "errors", "client_ids", "shortages", "machine", "devices", "printable", "charts",
+        "log_lines", "files", "line_file", "code_names", "own_code", "http_server", "spans",
         "completion", "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",

@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 
-from fedmodels.tensors.bundle import ClientId
+from fedmodels.client_ids import ClientId
 from fedpb.identities import RELAY, covers, role_of
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.pem import authorities_of, end_of, ends_of, identities_of

@@ -20,6 +20,7 @@ NOWHERE = "127.0.0.1:9 --tls-ca missing.pem"
 COMMANDS = {
     "fedsrv.cli": {
         "--help": "", "serve --help": "", "launch --help": "", "metrics": "", "methods": "",
+        "certs init": "", "certs issue 0": "",
         f"health {NOWHERE}": "grpc", f"status {NOWHERE}": "grpc", f"watch {NOWHERE}": "grpc",
     },
     "fedcli.cli": {"--help": "", "join --help": "", "partition --help": "", "data": ""},

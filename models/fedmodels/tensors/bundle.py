@@ -16,18 +16,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from fedmodels.client_ids import EVALUATOR as EVALUATOR
+from fedmodels.client_ids import ClientId as ClientId
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.packed_weights import UNKNOWN_TO_NUMPY, PackedWeights, flatten, num_bytes
 
-EVALUATOR: Literal["evaluator"] = "evaluator"
-"""The id of the client that holds only the global test set."""
-
-ClientId = int | Literal["evaluator"]
 Weights = Mapping[str, Tensor]
 """Tensors by name. Never change one in place: tensors are often views of one block."""
 
