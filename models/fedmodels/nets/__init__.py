@@ -143,15 +143,15 @@ def _builder(name: str) -> Callable[..., SplitNet]:
         module, function = _BUILDERS[name].split(":")
         build = getattr(importlib.import_module(module), function)
         return build
+    if is_own(name):  # looking through installed packages takes milliseconds
+        from fedmodels.own_code import own
+
+        build = own(name)
+        return build
     for point in entry_points(group="fedtide.nets", name=name):
         from fedmodels.own_code import load_entry_point
 
         build = load_entry_point(point)
-        return build
-    if is_own(name):
-        from fedmodels.own_code import own
-
-        build = own(name)
         return build
     names = net_names()
     raise ConfigError(

@@ -32,6 +32,8 @@ class NetShape:
     forms: Weights
     parameters: tuple[str, ...]
     batch_norm_weights: frozenset[str]
+    is_frozen: bool
+    """Whether a part of it is."""
     width: int
 
     @classmethod
@@ -43,6 +45,7 @@ class NetShape:
             {key: t.detach().to("meta") for key, t in tensors.items()},
             tuple(key for key, t in tensors.items() if isinstance(t, nn.Parameter)),
             frozenset(k for k in tensors if k.replace("/", ".", 1).rpartition(".")[0] in norms),
+            bool(net.frozen_tensors()),
             net.width,
         )
 
@@ -129,6 +132,8 @@ class RunFacts:
     @cached_property
     def frozen_weights(self) -> Weights:
         """Return what is frozen: the same for all, never sent, and not moved by later classes."""
+        if not self._shape.is_frozen:
+            return {}
         return self._first(lambda net: {k: t.detach() for k, t in net.frozen_tensors().items()})
 
     def _built(self, purpose: str = "init", role: str = "server") -> SplitNet:
