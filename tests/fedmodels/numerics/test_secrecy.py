@@ -23,7 +23,7 @@ KEY, OTHER = Secret(b"k" * 32), Secret(b"o" * 32)
 
 
 def noisy(name, **more):
-    return tiny_experiment(method={"name": name, "noise_std": 0.5}, **more)
+    return experiment_for((name, {"noise_std": 0.5}), **more)
 
 
 def upload_of(experiment, root, secret=None):

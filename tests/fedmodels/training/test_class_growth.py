@@ -115,10 +115,9 @@ class World:
         run, server, clients = self.run, self.server, self.clients
         for classes in steps:
             now = run.for_classes(classes)
-            server = StateGrowth(self.method, run, now).server(server)
-            clients = {
-                c: StateGrowth(self.method, run, now).client(c, s) for c, s in clients.items()
-            }
+            growth = StateGrowth(self.method, run, now)
+            server = growth.server(server)
+            clients = {c: growth.client(c, state) for c, state in clients.items()}
             run = now
         return World(self.method, run, server, clients, self.interaction)
 

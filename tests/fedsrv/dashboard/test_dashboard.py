@@ -46,7 +46,7 @@ from tests.conftest import records_of
 def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished run of a method whose clients mix each other's models."""
     out = tmp_path_factory.mktemp("dashboard") / "run"
-    experiment = tiny_experiment(method={"name": "gldp"}, evaluate={"every": 1})
+    experiment = tiny_experiment(method={"name": "gldp", "t": 1, "s": 1}, evaluate={"every": 1})
     (out / "summary.json").write_text(json.dumps(run_in_process(experiment, digits, out)))
     return out
 

@@ -10,7 +10,8 @@ from fedmodels.errors import ConfigError, DataError
 from fedmodels.methods import method_class, names
 from fedmodels.resolution import experiment_of
 from fedtide.inprocess import run_in_process
-from tests.conftest import TABLES, records_of, tiny_experiment
+from tests.conftest import TABLES, records_of
+from tests.fedmodels.methods.test_conformance import experiment_for
 
 ACCUMULATED = {"training_data": "accumulated"}
 
@@ -44,9 +45,9 @@ def test_a_round_begins_with_the_first_task_alone(method, digits, tmp_path, whol
     """Counts of uploads are checked against what a client has: honest ones must pass."""
     tables = [json.loads((digits / str(c) / "client.json").read_text())["tasks"] for c in range(3)]
     sizes = [[sum(task["train"]) for task in tasks] for tasks in tables]
-    one_round = tiny_experiment(method=method, schedule={"rounds": 1})
+    one_round = experiment_for((method, {}), schedule={"rounds": 1})
     run_in_process(
-        tiny_experiment(method=method, scenario=ACCUMULATED), digits, tmp_path / "accumulated"
+        experiment_for((method, {}), scenario=ACCUMULATED), digits, tmp_path / "accumulated"
     )
     first, second = ({c: sizes[c][t] for c in range(3)} for t in (0, 1))
     both = {c: first[c] + second[c] for c in range(3)}

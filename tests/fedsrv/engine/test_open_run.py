@@ -39,6 +39,7 @@ from fedsrv.state.recovery import recover
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.runs import Killed
 
 TWICE = {"order": "tasks_outer", "rounds": 2}
@@ -57,8 +58,8 @@ def growths_of(run: Path) -> list[tuple[int, list[list[int]]]]:
 
 @pytest.mark.parametrize("method", ["fedavg", "gldp", "scaffold"])
 def test_streams_of_one_length_are_learned_as_by_a_run_that_knows_them(method, digits, tmp_path):
-    closed = run_in_process(tiny_experiment(method=method, schedule=TWICE), digits, tmp_path / "a")
-    opened = run_in_process(tiny_experiment(method=method, schedule=OPEN), digits, tmp_path / "b")
+    closed = run_in_process(experiment_for((method, {}), schedule=TWICE), digits, tmp_path / "a")
+    opened = run_in_process(experiment_for((method, {}), schedule=OPEN), digits, tmp_path / "b")
     assert opened["state_sha256"] == closed["state_sha256"]
     assert growths_of(tmp_path / "b") == [
         (0, [[0, 1], [1, 1], [2, 1]]),
@@ -272,7 +273,9 @@ def grown(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str
     return summary
 
 
-@pytest.mark.parametrize("method", ["gldp", "fedmlp"])
+@pytest.mark.parametrize(
+    "method", [{"name": "gldp", "t": 1, "s": 1}, {"name": "fedmlp"}], ids=lambda m: m["name"]
+)
 def test_a_run_that_grows_and_dies_ends_in_the_same_bits(method, own, tmp_path):
     """Labels 10 to 13 are new: heads and prototypes grow while training data of old tasks go."""
     other = tmp_path / "other" / "data"

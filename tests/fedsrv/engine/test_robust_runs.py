@@ -21,6 +21,7 @@ from fedsrv.relay.grouped_intake import groups_of
 from fedtide.inprocess import InProcessCohort, run_in_process
 from fedtide.testing.trial import registered, server_context, tiny_experiment
 from tests.conftest import records_of
+from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.liars import Stage
 
 ROBUST = {"reduce": "trimmed_mean", "attackers": 1}
@@ -33,7 +34,7 @@ ROBUST = {"reduce": "trimmed_mean", "attackers": 1}
 def test_a_run_by_a_rule_differs_from_the_mean_and_repeats(method, server, digits, tmp_path):
     digests = [
         run_in_process(
-            tiny_experiment(method=method, schedule={"rounds": 1}, server=keys),
+            experiment_for((method, {}), schedule={"rounds": 1}, server=keys),
             digits,
             tmp_path / str(number),
         )["state_sha256"]

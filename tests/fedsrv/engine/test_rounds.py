@@ -31,6 +31,7 @@ from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
 
 UNEQUAL = {"kind": "per_class_shards", "shards": 5, "tasks": [1, 3, 2]}
 
@@ -46,7 +47,7 @@ def unequal(tmp_path_factory):
 
 @pytest.mark.parametrize("method", ["fedavg", "local", "gldp", "fedmlp", "pfedgraph"])
 def test_clients_have_different_numbers_of_tasks_rounds_outer(method, unequal, tmp_path):
-    experiment = tiny_experiment(scenario=UNEQUAL, method=method)
+    experiment = experiment_for((method, {}), scenario=UNEQUAL)
     summary = run_in_process(experiment, unequal, tmp_path / "run")
     records = records_of(tmp_path / "run")
     assert [r["task"] for r in records] == [0, 1, 2] * 2
@@ -56,8 +57,8 @@ def test_clients_have_different_numbers_of_tasks_rounds_outer(method, unequal, t
 
 @pytest.mark.parametrize("method", ["fedavg", "gldp", "fedmlp"])
 def test_clients_have_different_numbers_of_tasks_tasks_outer(method, unequal, tmp_path):
-    experiment = tiny_experiment(
-        scenario=UNEQUAL, method=method, schedule={"order": "tasks_outer", "rounds": 2}
+    experiment = experiment_for(
+        (method, {}), scenario=UNEQUAL, schedule={"order": "tasks_outer", "rounds": 2}
     )
     run_in_process(experiment, unequal, tmp_path / "run")
     records = records_of(tmp_path / "run")

@@ -7,14 +7,15 @@ import pytest
 from fedmodels.errors import ConfigError
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.runs import Killed, ends_as, killed
 
 METHODS = ("fedavg", "gldp", "fedmlp", "fedproto", "ditto", "pfedgraph")
 
 
 def run_of(method, data, out, trained, **schedule):
-    experiment = tiny_experiment(
-        method=method,
+    experiment = experiment_for(
+        (method, {}),
         schedule={"per_round": 1, **schedule},
         evaluate={"trained": trained, "generalization": True},
     )
@@ -52,8 +53,8 @@ def test_all_train_for_the_score_and_nothing_else_changes(method, digits, tmp_pa
 def test_who_trained_for_the_score_would_have_had_that_model_in_the_cohort(digits, tmp_path):
     """With everybody in the cohort of the first round, clients have the same scores."""
     _, tried = run_of("gldp", digits, tmp_path / "all", "all", rounds=1, order="tasks_outer")
-    experiment = tiny_experiment(
-        method="gldp", schedule={"rounds": 1, "order": "tasks_outer"},
+    experiment = experiment_for(
+        ("gldp", {}), schedule={"rounds": 1, "order": "tasks_outer"},
         evaluate={"generalization": True},
     )  # fmt: skip
     run_in_process(experiment, digits, tmp_path / "whole")
@@ -73,8 +74,8 @@ def test_rounds_without_a_cohort_refuse_it():
 @pytest.mark.parametrize("at", [5, 6, 8, 11])
 def test_a_run_that_was_killed_ends_with_the_same_records(at, digits, tmp_path, whole_run):
     """Killed at an order: to train for the score, to train, to score, and in the next round."""
-    experiment = tiny_experiment(
-        method="gldp", schedule={"per_round": 1}, evaluate={"trained": "all"}
+    experiment = experiment_for(
+        ("gldp", {}), schedule={"per_round": 1}, evaluate={"trained": "all"}
     )
     whole, orders = whole_run(experiment, digits), count()
 

@@ -25,8 +25,8 @@ def test_no_file_outside_imports_it():
     found = set()
     for package in PACKAGES:
         for path in sources(package):
-            place = path.relative_to(ROOT).as_posix()
-            names = imports(path.read_text(), package)
+            place, text = path.relative_to(ROOT).as_posix(), path.read_text()
+            names = imports(text, package) if "relay" in text else ()  # to parse all takes seconds
             if not place.startswith(OWN) and any(
                 f"{name}.".startswith(f"{PART}.") for name in names
             ):
