@@ -13,6 +13,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import ServerState
 from fedmodels.training.hooks import init_client
+from fedmodels.training.run import RunFacts
 from fedsrv.engine.cohort import Trip
 from fedsrv.engine.plan import Plan
 
@@ -34,10 +35,8 @@ def forecast(plan: Plan, trip: Trip, state: ServerState, wanted: int) -> dict[st
     drawn = experiment.cohort_size if experiment.schedule.sampling == "poisson" else None
     counts = [drawn or min(len(step.cohort), wanted) for step in plan.steps]
     kept = 1 + experiment.server.max_rollback
-    private = init_client(plan.method, plan.run, 0).num_bytes() if plan.is_stateful else 0
-    net = sum(form.numel() * form.dtype.itemsize for form in plan.run.forms.values())
     here = kept * _stored(state) + ROW_BYTES * (len(counts) + sum(counts))
-    there = kept * private + 3 * net  # its last models
+    there = [_held(plan, run, kept) for run in plan.run.of_each_net]
     grown = kept * (up[1] - up[0])  # what a client may come to hold, and the coordinator of each
     ends = plan.steps[-1].ends_run
     found: dict[str, Any] = {
@@ -47,7 +46,7 @@ def forecast(plan: Plan, trip: Trip, state: ServerState, wanted: int) -> dict[st
         "up": [*up],
         "all": [sum(counts) * (d + u) for d, u in zip(down, up, strict=True)] if ends else [],
         "server_disk": [here, here + grown * len(plan.profiles)],
-        "client_disk": [there, there + grown],
+        "client_disk": [min(there), max(there) + grown],
     }
     return found | {"line": _line(found)}
 
@@ -58,6 +57,12 @@ def _sizes(spec: BundleSpec) -> tuple[int, int]:
     counted = {key: one for key, one in specs.items() if not key.startswith("weights/eval/")}
     least = (one for key, one in counted.items() if key in spec.required and None not in one.shape)
     return sum(o.max_bytes() for o in least), sum(o.max_bytes() for o in counted.values())
+
+
+def _held(plan: Plan, run: RunFacts, kept: int) -> int:
+    """Return what a client holds: so many private states, and its last models."""
+    private = init_client(plan.method, run, 0).num_bytes() if plan.is_stateful else 0
+    return kept * private + 3 * sum(t.numel() * t.dtype.itemsize for t in run.forms.values())
 
 
 def _stored(state: ServerState) -> int:

@@ -42,6 +42,20 @@ def test_what_clients_move_is_foretold_to_the_byte(digits, tmp_path, method, is_
         assert [event.kind for event in events].count("finished") == 2
 
 
+def test_disks_of_clients_are_those_of_their_nets(digits, tmp_path):
+    """By hand: a state of each net, and three models; by two states with one roll-back."""
+    events = list[Event]()
+    net = {"name": "mlp", "hidden": [16], "by_client": [{"name": "mlp", "hidden": [8, 16]}]}
+    experiment = tiny_experiment(
+        method="local", net=net, server={"max_rollback": 1}, schedule={"rounds": 1}
+    )
+    run_in_process(experiment, digits, tmp_path / "run", hear=events.append)
+    (said,) = [event.detail for event in events if event.kind == "forecast"]
+    one = 64 * 16 + 16 + 16 * 10 + 10
+    two = 64 * 8 + 8 + 8 * 16 + 16 + 16 * 10 + 10
+    assert said["client_disk"] == [5 * 4 * min(one, two), 5 * 4 * max(one, two)]
+
+
 def test_a_trial_changes_neither_the_data_nor_what_is_drawn(digits, tmp_path, whole_run):
     experiment, data = tiny_experiment(), {f: f.stat().st_mtime_ns for f in digits.rglob("*")}
     torch.manual_seed(7)

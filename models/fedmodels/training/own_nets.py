@@ -13,7 +13,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 
-OWN = dict.fromkeys(("fedproto", "fedtgp", "lg-fedavg", "local"), True)
+OWN = dict.fromkeys(("fedproto", "fedtgp", "lg-fedavg", "local", "PrototypesAlone"), True)
 """Methods and variants that share nothing of a net but its head or its embeddings' width. A method
 of one's own says ``takes_own_nets = True``."""
 
@@ -32,7 +32,8 @@ def check_own_nets(method: Method, run: RunFacts) -> None:
     if not takes_own_nets(method):
         raise ConfigError(
             f"[[net.by_client]] gives clients nets of their own, and method {method.name!r} trains "
-            "one net over clients: leave it out, or take fedproto, fedtgp or lg-fedavg"
+            "one net over clients: leave it out, or take fedproto, fedtgp, lg-fedavg, or "
+            'gldp and fedmlp with share = "prototypes"'
         )
     first, *others = run.of_each_net
     wanted = _travels(method, first)

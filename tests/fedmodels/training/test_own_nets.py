@@ -237,9 +237,30 @@ def test_lg_fedavg_by_hand(made):
     assert sizes == [[2, 2], [3, 2], [2, 3]]
 
 
+@pytest.mark.parametrize("method", ["gldp", "fedmlp"])
+def test_prototypes_alone_travel_where_a_config_says_so(method):
+    run = facts(method, OTHER)
+    made = make(method, share="prototypes")
+    check_own_nets(made, run)
+    keys = made.upload_spec(run).required.keys() | made.upload_spec(run).optional.keys()
+    assert not [key for key in keys if key.startswith("weights/")]
+    assert "global" not in made.views
+    kept = made.init_client(run.of_client(1), 1).weights
+    assert kept.keys() == run.of_client(1).forms.keys()
+    for key in ("heads", "eval_upload_head"):
+        with pytest.raises(ConfigError, match=f"share and {key} exclude each other"):
+            make(method, share="prototypes", **{key: "round" if key == "heads" else True})
+
+
 @pytest.mark.parametrize(
     ("method", "switches"),
-    [("fedproto", {}), ("fedtgp", {"server_epochs": 4}), ("lg-fedavg", {})],
+    [
+        ("fedproto", {}),
+        ("fedtgp", {"server_epochs": 4}),
+        ("lg-fedavg", {}),
+        ("gldp", {"share": "prototypes", "t": 1, "s": 1}),
+        ("fedmlp", {"share": "prototypes"}),
+    ],
 )
 def test_the_conformance_suite_holds_with_two_nets(method, switches):
     check_method(method, tables={"net": {**MLP, "by_client": [OTHER]}}, **switches)

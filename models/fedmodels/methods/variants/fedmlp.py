@@ -16,6 +16,12 @@ class AllShared(FedMLP):
     private = ()
 
 
+class PrototypesAlone(FedMLP):
+    """Prototypes travel and nothing else: a client's net is its own."""
+
+    private = ("",)
+
+
 class OfNormalised(FedMLP):
     """Eq. 7 compares distributions over embeddings of length 1."""
 
@@ -33,12 +39,12 @@ class FromPrototype(FedMLP):
 OF = {
     "fedmlp": Variants(
         readings={
-            "share": {"extractor": None, "all": AllShared},
+            "share": {"extractor": None, "all": AllShared, "prototypes": PrototypesAlone},
             "heads": {"private": None, "round": HeadsOfARound},
             "kl_norm": {"softmax": None, "l2_softmax": OfNormalised},
             "kl_dir": {"z_c": None, "c_z": FromPrototype},
         },
         switches={"eval_upload_head": {False: None, True: ScoredHeads}},
-        apart=(("share", "heads"),),
+        apart=(("share", "heads"), ("share", "eval_upload_head")),
     )
 }

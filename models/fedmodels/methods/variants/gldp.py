@@ -217,6 +217,16 @@ class ScoredMeanOfARound(Gldp):
         return super().global_weights(as_scored(common))
 
 
+class PrototypesAlone(Gldp):
+    """Prototypes travel and nothing else: a client's net is its own."""
+
+    private = ("",)
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        return ("after_local", "after_downlink")
+
+
 def _scored(common: Bundle) -> Weights:
     """Return the weights that are scored, as ``eval/…``."""
     return under(EVAL, as_scored(common).weights)
@@ -237,6 +247,8 @@ OF = {
         switches={
             "weighting": {"uniform": None, "examples": WeighedByExamples},
             "eval_upload_head": {False: None, True: ScoredHeads},
+            "share": {"base": None, "prototypes": PrototypesAlone},
         },
+        apart=tuple(("share", key) for key in ("heads", "eval_model", "eval_upload_head")),
     )
 }
