@@ -1,8 +1,8 @@
-"""``python -m fedcli.hosts``: a small fork server for client processes.
+"""``python -m fedcli.hosts [MODULE …]``: a small fork server for client processes.
 
-It preloads what clients import, torch above all, and starts each client by a fork, which shares
-that memory and takes milliseconds instead of seconds. It opens no channel of gRPC, starts no
-thread and runs no tensor operation, because a fork must not inherit any of that.
+It preloads what clients import, torch above all, and the given modules. It starts each client by a
+fork, which shares that memory and takes milliseconds instead of seconds. It opens no channel of
+gRPC, starts no thread and runs no tensor operation, because a fork must not inherit any of that.
 
 Orders come on standard input, one JSON object a line: ``{"id": 3, "argv": ["join", …], "log":
 "path"}``. What happens is told on standard output: ``{"id": 3, "pid": 123}`` and ``{"id": 3,
@@ -126,7 +126,7 @@ def _tell(fact: dict[str, object]) -> None:
 def main() -> None:
     """Preload, say so, and serve."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    for name in PRELOADED:
+    for name in (*PRELOADED, *sys.argv[1:]):
         __import__(name)
     gc.collect()
     gc.freeze()

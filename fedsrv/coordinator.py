@@ -27,6 +27,7 @@ from fedmodels.errors import ArchiveError, ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
 from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
+from fedmodels.training.asked import load_ahead
 from fedmodels.training.fault import name_faults
 from fedmodels.usual import usual_keys
 from fedpb.channels import is_loopback
@@ -210,6 +211,7 @@ def serve(
         began.set()
         caveats = [*listen.caveats(), *forgotten]
         _tell_the_beginning(events, store, address, caveats, changed)
+        load_ahead(experiment.method.name, "server")  # while clients join
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
             threading.Thread(target=begin_drain, name="drain", daemon=True).start()

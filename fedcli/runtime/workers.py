@@ -28,6 +28,7 @@ from fedmodels.errors import LinkError
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
+from fedmodels.training.asked import load_ahead
 from fedmodels.training.fault import name_faults
 from fedmodels.training.hooks import init_client
 from fedpb.tables import values_of
@@ -111,6 +112,7 @@ class Workers:
             with name_faults(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once
                 assert first.set_up.payload_spec
+                load_ahead(table.name, "client")
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)
 

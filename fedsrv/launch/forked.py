@@ -97,9 +97,14 @@ class Forked:
             pipe.close()
 
 
-def fork_hosts(log: Path) -> Forked:
-    """Fork the fork server of the clients."""
-    return Forked("fedcli-hosts", lambda: _module("fedcli.hosts"), log)
+def fork_hosts(log: Path, modules: Sequence[str] = ()) -> Forked:
+    """Fork the fork server of the clients, which imports these modules for all of them."""
+
+    def run() -> None:
+        sys.argv = ["fedcli.hosts", *modules]
+        _module("fedcli.hosts")
+
+    return Forked("fedcli-hosts", run, log)
 
 
 def fork_coordinator(log: Path) -> Forked:

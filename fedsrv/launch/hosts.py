@@ -28,6 +28,8 @@ class Joining:
     """``auto``, ``cpu`` or ``cuda:K``."""
     further: tuple[str, ...] = ()
     """More options."""
+    ahead: Sequence[str] = ()
+    """Modules that every host needs, and that take long to import."""
 
     def arguments(self, clients: str, server: str, device: str) -> list[str]:
         """Return the arguments of ``fedcli``.
@@ -123,7 +125,7 @@ class LocalHosts:
         self._box, self._look = box, Look(self._joining.device, self._log("hosts"))
         if gpu_of(self._joining.device) is not None:
             self._look.gpus()  # what is wrong is told before data are dealt out
-        self._server = Child("hosts", fork_hosts(self._log("hosts")), box)
+        self._server = Child("hosts", fork_hosts(self._log("hosts"), self._joining.ahead), box)
 
     def begin_again(self) -> None:
         """Start another fork server, as an ordinary process."""

@@ -31,6 +31,7 @@ from fedmodels.errors import (
 from fedmodels.log_lines import LogLevel
 from fedmodels.processes import Box, Child, ProcessLine, next_said, started
 from fedmodels.tensors.bundle import EVALUATOR
+from fedmodels.training.asked import AHEAD
 from fedsrv import parts
 from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import (
@@ -179,7 +180,8 @@ def _joining(
     how = experiment.announced
     told = () if how == "exact" else ("--announce", how)
     options = ("--log-level", log_level, "--no-check", *code, *given, *told)  # launch looks itself
-    return Joining(data, states, device, options)
+    ahead = AHEAD["client"].get(experiment.method.name, ())
+    return Joining(data, states, device, options, ahead)
 
 
 def _hosts_of(

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fedmodels.methods import method_class
+from fedmodels.training import asked
+
 ROOT = Path(__file__).parents[2]
 HEAVY = (
     "torch", "numpy", "grpc", "pandas", "scipy", "sklearn", "matplotlib", "torchvision", "ot",
@@ -111,3 +114,17 @@ def test_no_method_makes_an_optimiser_that_torch_would_compile():
         if re.search(r"torch\.optim\.(?!LBFGS\()[A-Z]\w+\(", f.read_text("utf-8"))
     ]
     assert found == []
+
+
+def test_what_a_round_would_wait_for_is_loaded_ahead(monkeypatch):
+    """FedMLP's first two rounds, and FedAli's first one, took an import of scikit-learn each."""
+    loaded = list[str]()
+    monkeypatch.setattr(asked, "import_module", loaded.append)
+    for name, half in (("fedavg", "server"), ("fedali", "client"), ("fedavg", "client")):
+        asked.load_ahead(name, half)
+    assert loaded == []
+    for name, half in (("fedmlp", "client"), ("fedmlp", "server"), ("fedali", "server")):
+        asked.load_ahead(name, half)
+    assert loaded == ["sklearn.cluster"] * 3
+    for name in {*asked.AHEAD["client"], *asked.AHEAD["server"]}:
+        assert method_class(name).name == name

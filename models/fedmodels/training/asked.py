@@ -7,8 +7,9 @@ one's own says it by an attribute of that name. What a client keeps, and whether
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 from fedmodels.errors import ConfigError
@@ -56,6 +57,19 @@ def asked(method: object, hook: str, table: Mapping[str, Any], default: Any) -> 
                     told = table[name]
                     return partial(told, method) if callable(told) else told
     return default
+
+
+AHEAD: Mapping[str, Mapping[str, Sequence[str]]] = {
+    "client": {"fedmlp": ["sklearn.cluster"]},
+    "server": {name: ["sklearn.cluster"] for name in ("fedmlp", "fedali")},
+}
+"""What takes seconds to import and a half of a method needs in its rounds, by method's name."""
+
+
+def load_ahead(name: str, half: str) -> None:
+    """Import what a half of a method needs in its rounds: in a round others would wait for it."""
+    for module in AHEAD[half].get(name, ()):
+        import_module(module)
 
 
 def keeps_state(method: Method, run: RunFacts) -> bool:
