@@ -287,8 +287,7 @@ def _steps(
     experiment, weights = store.experiment, fixed_weights(store, profiles)
     trainers = [0] if experiment.method.pools_data else range(experiment.schedule.clients)
     chance = None  # draws by the seed; by a secret where epsilon relies on it
-    if store.releases is not None:
-        secret = store.releases.secret
+    if (secret := store.secret) is not None:
         chance = lambda n, client: secret.chance(f"cohort/{n}/{client}")  # noqa: E731
     gone = store.forgotten()
     return schedule.steps(experiment, trainers, tasks, weights, store.aside(), chance, gone)

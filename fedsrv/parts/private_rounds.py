@@ -28,7 +28,7 @@ from fedmodels.privacy.accounting import (
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.coverage import assumptions, check_allowed, told_beside
 from fedmodels.privacy.mechanism import clipped, noise_stds, noised
-from fedmodels.privacy.releases import Over
+from fedmodels.privacy.releases import NAME, Over, ReleaseLog
 from fedmodels.tensors.bundle import Bundle, ClientId, Weights, state_digest
 from fedmodels.tensors.declared_counts import check_numbers
 from fedmodels.tensors.uploads import Uploads
@@ -75,8 +75,7 @@ class ClientPrivacy(ServerPart):
         """Begin, or go on after the last commit."""
         super().__init__(store, events, given)
         assert self.experiment.privacy is not None, "there is something to hide"
-        assert store.releases is not None, "a run that hides something has them"
-        self.privacy, self.releases = self.experiment.privacy, store.releases
+        self.privacy, self.releases = self.experiment.privacy, _releases_of(store)
         self.noise, self.delta = self.privacy.noise, self.privacy.chance
         self.needs_each = self.privacy.noise_at_server  # which bounds each
         self.facts: dict[str, Any] = {}
@@ -85,6 +84,12 @@ class ClientPrivacy(ServerPart):
         """Where the bound adapts: the last interaction, and the bound that it left to the next."""
         self._given: Weights = {}
         """The weights that the present cohort was given."""
+
+    @classmethod
+    def takes_up(cls, store: Store, before: Experiment) -> Mapping[str, str]:
+        """Let the run draw from the secret of its releases; ArchiveError where they are gone."""
+        store.secret = _releases_of(store).secret
+        return {}
 
     def gathered(self, plan: Plan) -> None:
         """Check that the run can keep what the config promises.
@@ -437,3 +442,7 @@ def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:
             f"{len(few.cohort)} clients, and the noise adds up from {least} on; give [server] "
             "min_clients, or all clients the same number of tasks"
         )
+
+
+def _releases_of(store: Store) -> ReleaseLog:
+    return ReleaseLog(store.path / NAME, store.committed)

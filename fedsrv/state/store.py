@@ -45,7 +45,7 @@ from fedsrv.state.run_directory import (
 from fedsrv.state.state_files import StateFiles
 
 if TYPE_CHECKING:
-    from fedmodels.privacy.releases import ReleaseLog
+    from fedmodels.numerics.secrecy import Secret
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,8 @@ class Store:
         self.experiment = self.wished = self.began = experiment
         """What holds now; what the run is started with; and, where that was changed since, what it
         began with."""
+        self.secret: Secret | None = None
+        """What the run draws from where nobody may be able to draw it again; a part sets it."""
         self.keeps_since = 0
         """The first interaction after which clients have to hold their states."""
         self.strict = experiment.server.durability == "strict"
@@ -99,19 +101,9 @@ class Store:
             with writing(path):
                 self._reconcile_files()
                 self.rewrite_lines()
-                self.releases = self._releases_of(path)
-                """What was spent of the clients' privacy, where noise hides them."""
         except BaseException:
             self.close()
             raise
-
-    def _releases_of(self, path: Path) -> ReleaseLog | None:
-        privacy = self.experiment.privacy
-        if privacy is None or not privacy.hides_clients:
-            return None
-        from fedmodels.privacy.releases import NAME, ReleaseLog
-
-        return ReleaseLog(path / NAME, self.committed)
 
     def _compare_experiment(self) -> None:
         """Compare the stored experiment with the present one, and store the present one."""

@@ -38,8 +38,7 @@ class Journal:
     @classmethod
     def of(cls, store: Store) -> Self:
         """Return the journal of a run."""
-        secret = None if store.releases is None else store.releases.secret
-        return cls(store.evidence.audit, store.evidence.chain, secret)
+        return cls(store.evidence.audit, store.evidence.chain, store.secret)
 
     def tell(self, what: str, context: Any, client: ClientId | None = None, **facts: Any) -> None:
         """Add a line about a call: what it was, whose certificate it showed, and from where."""

@@ -46,7 +46,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"hides_clients|fedmodels\.privacy|private_(rounds|uploads)|parts\.privacy",
         """
         fedcli/joining.py fedmodels/config/combinations.py fedmodels/training/private_steps.py
-        fedmodels/training/secure_upload.py fedsrv/parts/example_privacy.py fedsrv/state/store.py
+        fedmodels/training/secure_upload.py fedsrv/parts/example_privacy.py
         """,
     ),
     "example privacy": (
