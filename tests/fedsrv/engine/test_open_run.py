@@ -212,7 +212,7 @@ def opened(data: Path, out: Path, at_rest: str = "pause", **options: Any) -> dic
     """Go on with an open run of two clients, of which the first brings tasks."""
     schedule = {**OPEN, "rounds": options.pop("rounds", 1), "clients": 2}
     schedule |= options.pop("schedule", {})
-    names = ("method", "trigger", "training", "evaluate", "server", "deploy")
+    names = ("net", "method", "trigger", "training", "evaluate", "server", "deploy")
     tables = {name: options.pop(name) for name in names if name in options}
     experiment = tiny_experiment(schedule=schedule, **tables)
     data_of = options.pop("data_of", None)
@@ -248,14 +248,14 @@ class Dies:
                 raise Killed
 
 
-def grown(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str, Any]:
+def grown(data: Path, out: Path, kills: dict[int, int], **tables: Any) -> dict[str, Any]:
     """Run while tasks come, some with new classes; old training data go once they were learned.
 
     Args:
         data: of the clients.
         out: the run directory.
         kills: after how many orders the process dies, in which of the stretches between tasks.
-        method: what is run.
+        tables: what is run.
     """
     summary = None
     for stretch in range(6):
@@ -267,22 +267,31 @@ def grown(data: Path, out: Path, kills: dict[int, int], method: str) -> dict[str
         at_rest = "close" if stretch == 5 else "pause"
         if stretch in kills:
             with pytest.raises(Killed):
-                opened(data, out, at_rest, before=Dies(kills[stretch]), method=method)
-        summary = opened(data, out, at_rest, method=method)
+                opened(data, out, at_rest, before=Dies(kills[stretch]), **tables)
+        summary = opened(data, out, at_rest, **tables)
     assert summary is not None
     return summary
 
 
+OTHER_NET = {"name": "mlp", "hidden": [16], "by_client": [{"name": "mlp", "hidden": [8, 16]}]}
+
+
 @pytest.mark.parametrize(
-    "method", [{"name": "gldp", "t": 1, "s": 1}, {"name": "fedmlp"}], ids=lambda m: m["name"]
+    "tables",
+    [
+        {"method": {"name": "gldp", "t": 1, "s": 1}},
+        {"method": {"name": "fedmlp"}},
+        {"method": {"name": "lg-fedavg"}, "net": OTHER_NET},
+    ],
+    ids=lambda tables: tables["method"]["name"],
 )
-def test_a_run_that_grows_and_dies_ends_in_the_same_bits(method, own, tmp_path):
+def test_a_run_that_grows_and_dies_ends_in_the_same_bits(tables, own, tmp_path):
     """Labels 10 to 13 are new: heads and prototypes grow while training data of old tasks go."""
     other = tmp_path / "other" / "data"
     shutil.copytree(own, other)
-    whole = grown(own, tmp_path / "whole", {}, method)
+    whole = grown(own, tmp_path / "whole", {}, **tables)
     kills = {0: 0, 1: 3, 2: 1, 3: 2, 4: 1, 5: 0}
-    again = grown(other, tmp_path / "again", kills, method)
+    again = grown(other, tmp_path / "again", kills, **tables)
     assert again["state_sha256"] == whole["state_sha256"]
     records = records_of(tmp_path / "whole")
     new = [g["classes"] for record in records for g in record.get("growths", ())]
