@@ -383,7 +383,8 @@ class RoundParts:
 
     def _untouched(self, client: int) -> str:
         """Return the digest of the private state of a client that never trained."""
-        return state_digest([("client", init_client(self.method, self.plan.run, client))])
+        first = init_client(self.method, self.plan.run.of_client(client), client)
+        return state_digest([("client", first)])
 
 
 def _alike(upload: Bundle) -> float:

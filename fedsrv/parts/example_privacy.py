@@ -55,7 +55,8 @@ class ExamplePrivacy(ServerPart):
         Raises:
             ConfigError: they do not.
         """
-        check_hides_examples(plan.method, plan.run)
+        for run in plan.run.of_each_net:
+            check_hides_examples(plan.method, run)
         of = contributions(plan.method, plan.run)
         of.clips  # noqa: B018 (it raises where a bound is missing)
         uncovered = (name for name in of.uncovered if name == "generators")

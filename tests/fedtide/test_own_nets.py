@@ -41,6 +41,36 @@ def test_each_client_ends_with_a_model_of_its_net(digits, tmp_path):
     assert heads[0].shape == heads[1].shape == heads[2].shape
 
 
+def test_the_state_of_a_client_that_never_trained_is_that_of_its_net(digits, tmp_path):
+    """One of three clients trains in each of two interactions; the net of another one differs."""
+    schedule = {"rounds": 1, "per_round": 1}
+    plain = {"name": "mlp", "hidden": [16]}
+    run_in_process(
+        tiny_experiment(method="local", net=plain, schedule=schedule), digits, tmp_path / "plain"
+    )
+    idle = min({0, 1, 2} - {c for r in records_of(tmp_path / "plain") for c in r["cohort"]})
+    digests = set()
+    for width in (4, 8):
+        other = {"name": "mlp", "hidden": [width, 16], "clients": [idle]}
+        net = {**plain, "by_client": [other]}
+        experiment = tiny_experiment(method="local", net=net, schedule=schedule)
+        found = run_in_process(experiment, digits, tmp_path / str(width))
+        digests.add(found["state_sha256"])
+    assert len(digests) == 2
+
+
+def test_no_net_may_mix_examples_that_are_hidden(digits, tmp_path):
+    privacy = {
+        "level": "example", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5,
+        "allow": ["announced", "examples", "loss", "scores"],
+    }  # fmt: skip
+    net = {**NET, "by_client": [{"name": "digits-cnn", "norm": "batch"}]}
+    fixed = {"mean": [0.3], "std": [0.3]}
+    experiment = tiny_experiment(method="lg-fedavg", net=net, privacy=privacy, data=fixed)
+    with pytest.raises(ConfigError, match="batch normalisation mixes the examples"):
+        run_in_process(experiment, digits, tmp_path / "run")
+
+
 def test_work_is_counted_by_net(digits, tmp_path):
     """By hand: 64 * 16 + 16 * 10 multiply-adds of one net, 64 * 8 + 8 * 16 + 16 * 10 of two."""
     net = {"name": "mlp", "hidden": [16], "by_client": [{"name": "mlp", "hidden": [8, 16]}]}
