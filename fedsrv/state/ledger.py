@@ -1,14 +1,15 @@
-"""``run.db``: the committed records of a run, and a chain of hashes that states them.
+"""``run.db``: the committed records of a run, chained by hashes.
 
-The chain only grows: it states what was committed, scored, undone, done again and how an open run
-grew, in the same transactions, with the sha256 of each row. So a check finds a row that was changed
-or left out. Undone records wait in a table of their own until the replay has passed them. The facts
-of the run as a whole have one sha256 in common, their seal.
+Every record carries the sha256 of its content and of the record before it. So a check finds a
+record that was changed or left out. Scores are added to the last record only, and its link is
+computed anew with them. Undone records wait in a table of their own until the replay has passed
+them. The facts of the run as a whole have one sha256 in common, their seal.
 
-Whoever keeps the head of the chain, the number of statements and the last link, can tell later
-whether the run still has the history that it had then. A link is the sha256 of the link before and
-of the digest of the statement. So digests prove that a chain continues another one, and tell
-nothing of what it states.
+Records may be undone lawfully, so their chain may lose its end. A second chain only grows: it
+states what was committed, scored, undone and done again, in the same transactions. Whoever keeps
+its head, the number of statements and the last link, can tell later whether the run still has the
+history that it had then. A link is the sha256 of the link before and of the digest of the
+statement. So digests prove that a chain continues another one, and tell nothing of what it states.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
@@ -66,32 +67,6 @@ def written_last(db: sqlite3.Connection, name: str) -> str:
     return ""
 
 
-class Told:
-    """What statements have told so far: the sha256 of each row that counts."""
-
-    def __init__(self) -> None:
-        """Begin before the first statement."""
-        self.records, self.undone = dict[int, str](), dict[int, str]()
-        self.growths: dict[int, str] = {}
-
-    def take(self, statement: str) -> None:
-        """Take in the next statement; ValueError, KeyError or TypeError for what is none."""
-        said = dict(json.loads(statement))
-        for key in {"committed", "scored"} & said.keys():
-            self.records[said[key]] = said["sha256"]
-        if "undone_after" in said:
-            gone = [number for number in self.records if number > said["undone_after"]]
-            self.undone |= {number: self.records.pop(number) for number in gone}
-        self.records |= {n: self.undone[n] for n in said.get("done_again", ()) if n in self.undone}
-        if "grown" in said:
-            self.growths[said["grown"]] = said["sha256"]
-
-    def other_growths(self, rows: Iterable[tuple[Any, ...]]) -> list[int]:
-        """Return the numbers of growths that are gone, or are not as they were told."""
-        held = {row[0]: sha256_of_row(row) for row in rows}
-        return sorted(n for n, _ in held.items() ^ self.growths.items())
-
-
 class Chain:
     """The chain of one run: written by the engine's thread, and read by others."""
 
@@ -99,16 +74,12 @@ class Chain:
         """Read the chain of a run; ValueError holds the number of the first changed statement."""
         self._db = db
         self._digests, self._links = bytearray(), bytearray(beginning_of(run_id))
-        self._statement, self.told = "{}", Told()
+        self._statement = "{}"
         query = "SELECT number, statement, link FROM chain ORDER BY number"
         for number, self._statement, link in db.execute(query):
             self._add(self._statement)
             if number != self.head.number or link != self.head.link.hex():
                 raise ValueError(number)
-            try:
-                self.told.take(self._statement)
-            except (ValueError, KeyError, TypeError):
-                raise ValueError(number) from None
         self.safe = self.head
         """The newest head that is safe on the disk: what others are told."""
 
@@ -139,7 +110,6 @@ class Chain:
     def said(self, statement: str) -> None:
         """Take in a statement that is committed."""
         self._add(statement)
-        self.told.take(statement)
         self._statement = statement
 
     def since(self, number: int) -> tuple[Head, bytes]:
@@ -168,18 +138,18 @@ def read_head(text: str) -> Head:
     return found
 
 
-FORMAT = 3
+FORMAT = 2
 SEAL = "seal"
 """Key of the hash over all other facts; runs of earlier versions begin without one."""
 _ROW = """interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
-    counts TEXT NOT NULL"""
+    counts TEXT NOT NULL, link TEXT NOT NULL"""
 _TABLES = {
     "meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
     "clients": "id INTEGER PRIMARY KEY, client_json TEXT NOT NULL",
     "started_over": "client INTEGER PRIMARY KEY, after INTEGER NOT NULL",
     "interactions": _ROW,
-    "undone": _ROW,
-    "growths": "number INTEGER PRIMARY KEY, growth TEXT NOT NULL",
+    "undone": f"{_ROW}, before TEXT NOT NULL",
+    "growths": "number INTEGER PRIMARY KEY, growth TEXT NOT NULL, link TEXT NOT NULL",
     "chain": "number INTEGER PRIMARY KEY, statement TEXT NOT NULL, link TEXT NOT NULL",
 }
 T = TypeVar("T")
@@ -268,20 +238,28 @@ class Ledger:
             raise self.damaged("it names no run")
         if facts.get(SEAL, _seal_of(facts)) != _seal_of(facts):
             raise self.damaged("what it says of the run as a whole is not what was written")
+        before = self.run_id
+        query = "SELECT interaction, scored, record, counts, link FROM interactions ORDER BY 1"
+        for number, *content, link in self.db.execute(query):
+            if link != link_of(before, number, *content):
+                raise self.damaged(
+                    f"the record of interaction {number + 1} is not the one that was written, or "
+                    "one before it is missing"
+                )
+            before = link
+        before = self.run_id
+        for number, growth, link in self.db.execute("SELECT * FROM growths ORDER BY 1"):
+            if link != link_of(before, number, growth):
+                raise self.damaged(f"growth {number + 1} is not the one that was written")
+            before = link
         try:
             self.chain = Chain(self.db, self.run_id)
         except ValueError as error:
             why = f"statement {error} of its history is not the one that was written"
             raise self.damaged(why) from None
-        told = self.chain.told
-        for place, row in enumerate(self.db.execute("SELECT * FROM interactions ORDER BY 1")):
-            if row[0] != place or told.records.get(place) != sha256_of_row(row):
-                raise self.damaged(
-                    f"the record of interaction {row[0] + 1} is not the one that was written, or "
-                    "one before it is missing"
-                )
-        for number in told.other_growths(self.db.execute("SELECT * FROM growths")):
-            raise self.damaged(f"growth {number + 1} is not the one that was written")
+        if self.chain.head.number == 0 and self.committed >= 0:
+            with self.stating(taken_up=self.committed, link=self._last_link()):
+                pass  # a run that was recovered
 
     # --- facts ------------------------------------------------------------------------------------
 
@@ -372,16 +350,28 @@ class Ledger:
             named: what the statement of it names besides.
         """
         number = record["interaction"]
-        row = (number, int(counts is None), json.dumps(record), counts or "")
-        with self.stating(committed=number, sha256=sha256_of_row(row), **named):
-            self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?)", row)
+        content = (int(counts is None), json.dumps(record), counts or "")
+        link = link_of(self._last_link(), number, *content)
+        with self.stating(committed=number, link=link, **named):
+            row = (number, *content, link)
+            self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
             self.db.execute("DELETE FROM undone WHERE interaction = ?", (number,))
 
     def complete(self, record: Record) -> None:
         """Complete the last record with its scores."""
-        row = (record["interaction"], 1, json.dumps(record), "")
-        with self.stating(scored=row[0], sha256=sha256_of_row(row)):
-            self.db.execute("INSERT OR REPLACE INTO interactions VALUES (?, ?, ?, ?)", row)
+        number, content = record["interaction"], (1, json.dumps(record), "")
+        link = link_of(self._last_link(below=number), number, *content)
+        with self.stating(scored=number, link=link):
+            self.db.execute(
+                "UPDATE interactions SET scored = ?, record = ?, counts = ?, link = ? "
+                "WHERE interaction = ?",
+                (*content, link, number),
+            )
+
+    def _last_link(self, below: int = 2**62) -> str:
+        query = "SELECT link FROM interactions WHERE interaction < ? ORDER BY interaction DESC"
+        found = self.db.execute(f"{query} LIMIT 1", (below,)).fetchone()
+        return str(found[0]) if found else self.run_id
 
     # --- roll-back --------------------------------------------------------------------------------
 
@@ -392,21 +382,32 @@ class Ledger:
 
     def undo(self, interaction: int) -> None:
         """Undo every commit after an interaction; the records stay until the replay passes them."""
-        later = "FROM interactions WHERE interaction > ?"
+        later = "SELECT interaction, scored, record, counts, link FROM interactions WHERE "
         with self.stating(undone_after=interaction):
-            self.db.execute(f"INSERT OR REPLACE INTO undone SELECT * {later}", (interaction,))
-            self.db.execute(f"DELETE {later}", (interaction,))
+            before = self._last_link(below=interaction + 1)
+            rows = self.db.execute(f"{later} interaction > ? ORDER BY 1", (interaction,)).fetchall()
+            for row in rows:
+                self.db.execute(
+                    "INSERT OR REPLACE INTO undone VALUES (?, ?, ?, ?, ?, ?)", (*row, before)
+                )
+                before = row[-1]
+            self.db.execute("DELETE FROM interactions WHERE interaction > ?", (interaction,))
             self.db.execute("UPDATE started_over SET after = MIN(after, ?)", (interaction,))
 
     def redo(self, interaction: int) -> None:
         """Commit undone records again, up to an interaction; ArchiveError if one is another."""
         query = "SELECT * FROM undone WHERE interaction > ? AND interaction <= ? ORDER BY 1"
-        rows = self.db.execute(query, (self.committed, interaction)).fetchall()
-        for row in rows:
-            if self.chain.told.undone.get(row[0]) != sha256_of_row(row):
-                raise self.damaged(f"the undone record of interaction {row[0] + 1} was changed")
-        with self.stating(done_again=[number for number, *_ in rows]):
-            self.db.executemany("INSERT INTO interactions VALUES (?, ?, ?, ?)", rows)
+        links = list[tuple[int, str]]()
+        with self.stating(done_again=links):
+            link = self._last_link()
+            rows = self.db.execute(query, (self.committed, interaction)).fetchall()
+            for number, *content, old_link, before in rows:
+                if old_link != link_of(before, number, *content):
+                    raise self.damaged(f"the undone record of interaction {number + 1} was changed")
+                link = link_of(link, number, *content)
+                row = (number, *content, link)
+                self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
+                links.append((number, link))
             self.db.execute("DELETE FROM undone WHERE interaction <= ?", (interaction,))
 
     def forget_undone(self, first: int) -> None:
@@ -422,9 +423,12 @@ class Ledger:
 
     def grow(self, growth: Mapping[str, Any]) -> None:
         """Add a growth behind those that are there."""
-        row = (len(self.chain.told.growths), json.dumps(growth))
-        with self.stating(grown=row[0], sha256=sha256_of_row(row)):
-            self.db.execute("INSERT INTO growths VALUES (?, ?)", row)
+        with self.transaction():
+            query = "SELECT number, link FROM growths ORDER BY number DESC LIMIT 1"
+            last, before = self.db.execute(query).fetchone() or (-1, self.run_id)
+            text = json.dumps(growth)
+            row = (last + 1, text, link_of(before, last + 1, text))
+            self.db.execute("INSERT INTO growths VALUES (?, ?, ?)", row)
 
     # --- clients ----------------------------------------------------------------------------------
 
@@ -465,7 +469,7 @@ def _seal_of(facts: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def sha256_of_row(row: Sequence[object]) -> str:
-    """Return the hash of a row, by which the history states it."""
-    text = json.dumps(row, default=repr)
+def link_of(before: str, number: object, *content: object) -> str:
+    """Return the hash that ties a row to the one before it."""
+    text = json.dumps([before, number, *content], default=repr)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,9 +1,9 @@
 """Whether a run directory has the history that its files tell, and that somebody has kept.
 
 ``run.db`` is compared with ``rounds.jsonl``, and with its own chain of statements, the audit log,
-and the files that people read. A loss of power may take the newest records and their statements,
-and no statement tells of clients. ``rounds.jsonl`` is written beside it and shows both, as long as
-nobody changes the two alike.
+and the files that people read. The chain of hashes over the records does not show that its newest
+records are gone, nor that a client is. ``rounds.jsonl`` is written beside it and shows both, as
+long as nobody changes the two alike.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.files import sha256_of
 from fedmodels.printable import printable
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
-from fedsrv.state.ledger import Head, Told, beginning_of, continued, digest_of, sha256_of_row
+from fedsrv.state.ledger import Head, beginning_of, continued, digest_of, link_of
 
 MAX_NAMED = 5
 ANEW = "--resume writes the lines anew"
@@ -139,12 +139,9 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     Raises:
         ArchiveError: there is no database that can be read.
     """
-    run_id, records, growths, statements = _rows_of(run / "run.db")
+    run_id, records, statements = _rows_of(run / "run.db")
     wrong: list[str] = []
-    links, told = [beginning_of(run_id)], Told()
-    for _, text, _ in statements:
-        with suppress(ValueError, KeyError, TypeError):
-            told.take(text)
+    links = [beginning_of(run_id)]
     for number, text, link in statements:
         links.append(continued(links[-1], digest_of(text)))
         if (number, link) != (len(links) - 1, links[-1].hex()):
@@ -161,7 +158,8 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
         )
     elif kept is not None and links[kept.number] != kept.link:
         wrong.append(f"the history up to statement {kept.number} is not the one that was kept")
-    wrong += _compared(records, growths, told)
+    wrong += _compared(run_id, records, [json.loads(text) for _, text, _ in statements])
+    wrong += _other_growths(run / "run.db", run_id)
     lines, more = _audited(run, [json.loads(text) for _, text, _ in statements])
     return Verified(head, lines, [*wrong, *more, *falsified(run)])
 
@@ -206,7 +204,7 @@ def falsified(run: Path) -> list[str]:
 def _misread(run: Path) -> list[str]:
     told = _whole_lines(run / "rounds.jsonl")
     files = {name: _sha256_of(run / name) for name in ("config.toml", "summary.json")}
-    _, records, _, statements = _rows_of(run / "run.db")
+    _, records, statements = _rows_of(run / "run.db")
     said = [json.loads(text) for _, text, _ in statements]
     found = (_other_than_stated(name, digest, said) for name, digest in files.items())
     return [*filter(None, found), *_other_lines(told, records, said)]
@@ -239,7 +237,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what is wrong with the lines of ``rounds.jsonl``."""
-    expected = [(number + 1, record) for number, is_scored, record, _ in records if is_scored]
+    expected = [(number + 1, record) for number, is_scored, record, *_ in records if is_scored]
     if other := [n for (n, record), line in zip(expected, told, strict=False) if line != record]:
         yield f"rounds.jsonl and run.db differ in {named('interaction', other)}; {ANEW}"
     if said and {"undone_after", "done_again"} & said[-1].keys():
@@ -260,30 +258,64 @@ def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> 
         )
 
 
-def _rows_of(database: Path) -> tuple[str, Rows, Rows, Rows]:
-    """Return the id, the records, the growths and the statements of a run."""
+def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
+    """Return the id, the records and the statements of a run."""
     if not database.is_file():
         raise ArchiveError(f"{database.parent} holds no run.db: it is no run directory")
     try:
         with _opened(database) as db:
             db.execute("BEGIN")  # a run under way commits meanwhile
             (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
-            tables = ("interactions", "growths", "chain")
-            rows = [db.execute(f"SELECT * FROM {name} ORDER BY 1").fetchall() for name in tables]
-            return str(run_id), rows[0], rows[1], rows[2]
+            columns = "interaction, scored, record, counts, link"
+            records = db.execute(f"SELECT {columns} FROM interactions ORDER BY 1").fetchall()
+            statements = db.execute("SELECT number, statement, link FROM chain ORDER BY 1")
+            return str(run_id), records, statements.fetchall()
     except (sqlite3.Error, TypeError) as error:
         raise ArchiveError(f"{database} cannot be verified: {error}") from None
 
 
-def _compared(records: Rows, growths: Rows, told: Told) -> Iterator[str]:
-    """Yield a line for each kind of difference between rows and what the history tells of them."""
-    others = [row[0] + 1 for row in records if told.records.get(row[0]) != sha256_of_row(row)]
+def _compared(run_id: str, records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a line for each kind of difference between the records and their statements."""
+    told: dict[int, str] = {}
+    for one in said:
+        for key in ("committed", "scored", "taken_up"):
+            if key in one:
+                told[one[key]] = one["link"]
+        for number, link in one.get("done_again", ()):
+            told[number] = link
+        if "undone_after" in one:
+            told = {n: link for n, link in told.items() if n <= one["undone_after"]}
+    before, first, broken, others = run_id, min(told, default=0), list[int](), list[int]()
+    for number, *content, link in records:
+        if link != link_of(before, number, *content):
+            broken.append(number + 1)
+        elif number >= first and told.get(number) != link:
+            others.append(number + 1)
+        before = link
+    if broken:
+        yield (
+            f"what is recorded of {named('interaction', broken)} is not what was written, or a "
+            "record before it is missing"
+        )
     if others:
         yield f"what is recorded of {named('interaction', others)} is not what the history says"
-    if missing := {number + 1 for number in told.records.keys() - {row[0] for row in records}}:
+    if missing := {number + 1 for number in told.keys() - {row[0] for row in records}}:
         yield f"the history tells of {named('interaction', missing)}, and no record does"
-    for number in told.other_growths(growths)[:1]:  # a resume follows them
-        yield f"growth {number + 1} is not the one that was written"
+
+
+def _other_growths(database: Path, run_id: str) -> Iterator[str]:
+    """Yield what is wrong with the growths of an open run, which a resume follows."""
+    try:
+        with _opened(database) as db:
+            rows = db.execute("SELECT number, growth, link FROM growths ORDER BY 1").fetchall()
+    except sqlite3.Error as error:
+        raise ArchiveError(f"{database} cannot be verified: {error}") from None
+    before = run_id
+    for number, growth, link in rows:
+        if link != link_of(before, number, growth):
+            yield f"growth {number + 1} is not the one that was written"
+            return
+        before = link
 
 
 def _audited(run: Path, said: list[dict[str, Any]]) -> tuple[int, list[str]]:

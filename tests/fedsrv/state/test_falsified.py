@@ -137,7 +137,7 @@ def test_a_run_without_rounds_holds(tmp_path):
 
 def test_a_growth_that_a_resume_would_refuse_does_not_hold(run):
     with closing(sqlite3.connect(run / "run.db")) as db:
-        db.execute("INSERT INTO growths VALUES (0, '{}')")
+        db.execute("INSERT INTO growths VALUES (0, '{}', 'other')")
         db.commit()
     line = "growth 1 is not the one that was written"
     assert verified(run).wrong == [line]
