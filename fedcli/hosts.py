@@ -126,6 +126,8 @@ def _tell(fact: dict[str, object]) -> None:
 def main() -> None:
     """Preload, say so, and serve."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # pandas, which scikit-learn imports, brings pyarrow's allocator, which has a thread unless told
+    os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")
     for name in (*PRELOADED, *sys.argv[1:]):
         __import__(name)
     gc.collect()
