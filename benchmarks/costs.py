@@ -1,6 +1,7 @@
 """What parts of methods and of a run cost, of plain work beside them: processor time, in turns.
 
-    python -m benchmarks.costs [--nets mlp digits-cnn cnn5] [--heads 10x64 10x512] [--turns 9]
+    python -m benchmarks.costs [--nets mlp digits-cnn cnn5] [--heads 10x64 10x512]
+                               [--steps digits-cnn cnn5 resnet20] [--turns 9]
 
 **Bounded gradients.** The sum of a batch's gradients, each scaled to a bound, of a plain forward
 and backward pass: mapped one by one, at once from what layers tell, and by Opacus' ghost clipping.
@@ -8,6 +9,9 @@ and backward pass: mapped one by one, at once from what layers tell, and by Opac
 
 **A head trained anew** (CReFF's server half): its epochs on features, of the same steps by autograd
 and a fused optimiser; ``--heads`` are classes and coordinates.
+
+**A step on one block.** A step with momentum, with a proximal term, and with a control variate: by
+the tensors of the net, as here, and on gradients, weights and momentum in a block each.
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ from fedmodels.methods.creff import CReFF
 from fedmodels.nets import make_net
 from fedmodels.nets.own_net import as_split_net
 from fedmodels.nets.split import SplitNet
+from fedmodels.numerics.weight_terms import squared_distance, tilt
 from fedmodels.training.ghost_clipping import apart_in, bounded, per_example
 from fedmodels.training.optimizer import SGD, descend
 from fedmodels.training.private_steps import AT_ONCE
 from fedmodels.training.stepped import Batch, Output
 
 BOUND, EPOCHS = 0.5, 5
+STEPS, RATE, MOMENTUM, MU, VARIATE = 5, 0.01, 0.9, 0.1, 1e-4
 GROUPS = "resnet18-groups"
 SHAPES = {**NETS, "mlp": ((1, 28, 28), 32), GROUPS: ((3, 32, 32), 8)}
 
@@ -46,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     known = [name for name in SHAPES if name not in ("resnet18", "resnet20", "hart")]
     parser.add_argument("--nets", nargs="*", default=["mlp", "digits-cnn", "cnn5"], choices=known)
     parser.add_argument("--heads", nargs="*", default=["10x64", "10x512"])
+    parser.add_argument("--steps", nargs="*", default=["digits-cnn"], choices=[*NETS, "mlp"])
     parser.add_argument("--turns", type=int, default=9)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -55,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sizes = [[int(word) for word in size.split("x")] for size in options.heads]
     if sizes:
         tell("a head trained anew", [_head_row(k, d, options.turns) for k, d in sizes])
+    if options.steps:
+        tell("a step on one block", [_step_row(name, options.turns) for name in options.steps])
 
 
 def least(work: Mapping[str, Callable[[], object]], times: int) -> dict[str, float]:
@@ -185,6 +194,72 @@ class _Context:
 
     def generator(self, purpose: str) -> torch.Generator:
         return torch.Generator().manual_seed(1)
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+
+def _step_row(name: str, turns: int) -> dict[str, Any]:
+    """Compare steps by the tensors of a net with steps on one block of them."""
+    shape, size = SHAPES[name]
+    x, y = torch.randn(size, *shape), torch.randint(10, (size,))
+    ways, nets = dict[str, Callable[[], object]](), dict[str, SplitNet]()
+    for term in ("plain", "proximal", "variate"):
+        for way, make in ("", _tensor_step), ("_block", _block_step):
+            torch.manual_seed(0)
+            net = make_net(name, num_classes=10, input_shape=shape).pack().train()
+            nets[term + way], ways[term + way] = net, make(net, x, y, term)
+            ways[term + way]()
+        pairs = zip(nets[term].parameters(), nets[f"{term}_block"].parameters(), strict=True)
+        assert all(torch.allclose(a, b, rtol=1e-2, atol=1e-3) for a, b in pairs), "steps are equal"
+    took = least(ways, turns)
+    row = {"net": name, "batch": size, "plain_ms": 1e3 * took["plain"] / STEPS}
+    return row | {way: took[way] / took["plain"] for way in ways if way != "plain"}
+
+
+def _tensor_step(net: SplitNet, x: Tensor, y: Tensor, term: str) -> Callable[[], object]:
+    """Return steps as a client takes them: terms are a part of the loss."""
+    weights = [*net.parameters()]
+    first = [w.detach().clone() for w in weights]
+    variate = [torch.full_like(w, VARIATE) for w in weights]
+    sgd = SGD(weights, lr=RATE, momentum=MOMENTUM, fused=True)
+
+    def steps() -> None:
+        for _ in range(STEPS):
+            loss = cross_entropy(net(x), y)
+            if term == "proximal":
+                loss = loss + MU / 2 * squared_distance(weights, first)
+            elif term == "variate":
+                loss = loss + tilt(weights, variate)
+            descend(loss, sgd)
+
+    return steps
+
+
+def _block_step(net: SplitNet, x: Tensor, y: Tensor, term: str) -> Callable[[], object]:
+    """Return steps on one block of all weights, gradients and momentum each."""
+    weights = [*net.parameters()]
+    sizes, forms = [w.numel() for w in weights], [w.shape for w in weights]
+    block, grad = (torch.zeros(sum(sizes)) for _ in range(2))
+    parts = zip(weights, block.split(sizes), grad.split(sizes), forms, strict=True)
+    for weight, place, slope, form in parts:
+        weight.data = place.view(form).copy_(weight.detach())
+        weight.grad = slope.view(form)
+    first, variate = block.clone(), torch.full_like(block, VARIATE)
+    momentum = torch.zeros_like(block)
+
+    def steps() -> None:
+        for _ in range(STEPS):
+            grad.zero_()
+            cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+            if term == "proximal":
+                grad.add_(block, alpha=MU).sub_(first, alpha=MU)
+            elif term == "variate":
+                grad.add_(variate)
+            momentum.mul_(MOMENTUM).add_(grad)
+            block.sub_(momentum, alpha=RATE)
+
+    return steps
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@ Operations, bytes and calls are counted, never seconds: the numbers are equal on
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from benchmarks.secure_sum import World
+from fedcli.data.store.commands import run_partition
 from fedmodels.config.schedule import Stage, Task
 from fedmodels.methods import make
 from fedmodels.secure_sum import keys
@@ -26,7 +29,7 @@ from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 from fedsrv.engine.report_validator import ReportValidator
-from fedsrv.engine.schedule import Step
+from fedsrv.engine.schedule import Step, scorers, steps
 from fedsrv.engine.scores import Scores, client_rows
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.parts.open_plan import Growth, OpenPlan
@@ -35,6 +38,8 @@ from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.growth.counting import MOST, exponent, operations
 
+KEPT = 5
+"""Objects of Python that may stay alive for each interaction of a closed run."""
 WINDOW = 2
 """Tasks that are scored, of all that a client has had."""
 
@@ -140,36 +145,90 @@ def test_what_uploads_may_count_costs_by_the_cohort_and_not_by_the_population():
     assert costs[800] < 1.1 * costs[80]
 
 
-def costs_of_rounds(digits: Path, out: Path, rounds: int) -> dict[str, list[int]]:
-    """Return what each interaction of a run in this process costs: calls, and bytes of a record."""
-    calls, begun = 0, dict[int, int]()
+def costs_of_rounds(
+    data: Path, out: Path, *, looks_at: Collection[int] = (), **tables: Any
+) -> dict[str, list[int]]:
+    """Return what each interaction of a run in this process costs.
+
+    ``calls``, ``bytes`` of its record, and, of interactions that are looked at, ``objects`` of
+    Python that are alive as it begins.
+    """
+    calls, begun, alive = 0, dict[int, int](), list[int]()
 
     def called(frame: FrameType, event: str, value: Any) -> None:
         nonlocal calls
         calls += event in ("call", "c_call")
 
     def before(order: rpc.Order) -> None:
+        if order.interaction not in begun and order.interaction in looks_at:
+            sys.setprofile(None)
+            gc.collect()
+            alive.append(len(gc.get_objects()))
+            sys.setprofile(called)
         begun.setdefault(order.interaction, calls)
 
     sys.setprofile(called)
     try:
-        run_in_process(tiny_experiment(schedule={"rounds": rounds}), digits, out, before=before)
+        run_in_process(tiny_experiment(**tables), data, out, before=before)
     finally:
         sys.setprofile(None)
     lines = (out / "rounds.jsonl").read_text().splitlines()
     return {
         "calls": [after - first for first, after in pairwise(begun.values())],
         "bytes": [*map(len, lines)],
+        "objects": alive,
     }
 
 
 def test_a_later_round_costs_as_much_as_an_earlier_one(digits, tmp_path):
     """Whatever looks once at each interaction that was before makes a run a square of them."""
-    found = costs_of_rounds(digits, tmp_path / "run", 12)
+    schedule = {"rounds": 12}
+    found = costs_of_rounds(digits, tmp_path / "run", looks_at=(4, 22), schedule=schedule)
     early, late = (sum(found["calls"][part]) for part in (slice(2, 6), slice(18, 22)))
     assert late < 1.005 * early, found["calls"]
     early, late = (sum(found["bytes"][part]) for part in (slice(2, 6), slice(18, 22)))
     assert late < MOST * early, found["bytes"]
+    early, late = found["objects"]
+    assert late - early < 18 * KEPT, found["objects"]
+
+
+@pytest.fixture(scope="module")
+def nine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a partition of the digits for nine clients."""
+    root, made = tmp_path_factory.mktemp("nine"), tiny_experiment()
+    assert made.data is not None
+    assert made.scenario is not None
+    run_partition(made.data, made.scenario, 9, 0, root, Console(quiet=True))
+    return root
+
+
+def test_groups_of_a_secure_sum_cost_by_their_number(nine, tmp_path):
+    """Three groups of three cost thrice what one does: no client is held against other groups."""
+    calls = dict[int, int]()
+    for groups in (1, 2, 3):
+        tables = {
+            "privacy": {"secure_sum": {"trust": "coordinator", "groups": groups}},
+            "schedule": {"clients": 3 * groups, "rounds": 1},
+            "evaluate": {"every": 9},
+        }
+        calls[groups] = costs_of_rounds(nine, tmp_path / str(groups), **tables)["calls"][0]
+    assert exponent(calls) < MOST, calls
+
+
+@pytest.mark.parametrize("sampling", ["uniform", "poisson"])
+def test_steps_cost_by_population_and_by_cohort_and_not_by_their_product(sampling):
+    """Whoever looks at the population once for each of a cohort has a product of the two."""
+
+    def planned(clients: int, cohort: int) -> int:
+        schedule = {"clients": clients, "per_round": cohort, "rounds": 4, "sampling": sampling}
+        experiment, tasks = tiny_experiment(schedule=schedule), dict.fromkeys(range(clients), 1)
+        plan = partial(steps, experiment, range(clients), tasks)
+        return operations(lambda: [scorers(experiment, tasks, s.cohort) for s in plan()])
+
+    assert exponent({n: planned(n, 4) for n in (40, 160, 640)}) < MOST
+    assert exponent({n: planned(640, n) for n in (4, 16, 64)}) < MOST
+    grown = planned(640, 4) + planned(40, 32) - planned(40, 4)
+    assert planned(640, 32) < MOST * grown
 
 
 # --- tasks of an open run -------------------------------------------------------------------------
@@ -206,6 +265,7 @@ def test_what_an_open_run_forgot_is_told_from_what_was_scored():
         ]
         return operations(lambda: forgetting_of_streams(cast(Any, records), "global"))
 
+    told(1)  # what is imported then
     assert exponent({n: told(n) for n in (8, 32, 128)}) < MOST
 
 

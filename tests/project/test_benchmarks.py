@@ -13,7 +13,7 @@ TINY = {
     "aggregate": "--clients 2 --parameters 1000 --prototypes 8",
     "aggregation_weights": "--clients 2 --examples 16 --epochs 1 --net mlp --side 8 --repeats 1",
     "commands": "--repeats 1",
-    "costs": "--nets mlp --heads 2x4 --turns 1",
+    "costs": "--nets mlp --heads 2x4 --steps mlp --turns 1",
     "floor": "2 1000 3 1 duties",
     "memory": "--hidden 8 --rounds 3",
     "overhead": "--clients 2 --rounds 4",
