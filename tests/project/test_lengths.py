@@ -35,6 +35,11 @@ def test_every_recorded_study_of_a_paper_has_a_cell_to_be_measured_against():
         "drift-alarms",
         "feddrift-sine",
         "ifca-rotated",
+        "change-pictures",
+        "change-recordings",
+        "change-concepts",
+        "feddrift-circle",
+        "feddrift-sea",
     }
     assert {path.stem for path in RECORDS.glob("*.json")} <= {*lengths.papers_cells(), *no_papers}
 

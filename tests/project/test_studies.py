@@ -48,6 +48,20 @@ def test_gldp_is_compared_among_the_same_classes(rows_of):
     assert all(found.evaluate.class_masks for found in rows_of("gldp").values())
 
 
+@pytest.mark.parametrize("study", ["change-pictures", "change-recordings", "change-concepts"])
+def test_methods_are_compared_under_change_on_one_net(rows_of, study):
+    """FedAli alone has an alignment layer, and pFedGRP no row where inputs are no images."""
+    rows = rows_of(study)
+    aligned = {row for row, found in rows.items() if found.net.options().get("alp")}
+    assert aligned == {"FedAli"}
+    nets = {(found.net.name, found.net.options()["pieces"]) for found in rows.values()}
+    assert len(nets) == 1
+    assert len(rows) == (11 if study == "change-recordings" else 12)
+    for found in rows.values():  # a phase of the head, one of the rest
+        if found.method.name == "gldp":
+            assert found.method.t + found.method.s == found.training.local_epochs
+
+
 @pytest.mark.parametrize("place", STUDIES, ids=[place.stem for place in STUDIES])
 def test_a_study_says_in_what_its_rows_differ(place, monkeypatch):
     """A study without the table, or with a reason too few, is none that compares like with like."""
