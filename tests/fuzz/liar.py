@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import grpc
@@ -36,6 +37,7 @@ REQUESTS: dict[str, type[Message]] = {
 }  # fmt: skip
 
 
+@cache
 def every_lie(*methods: str) -> list[tuple[str, Lie]]:
     """Return all lies about the requests of these methods, or of all.
 

@@ -245,7 +245,8 @@ def test_creff_is_kept_with_the_head_that_was_scored(tmp_path):
 
 def test_a_net_that_is_not_all_that_was_scored_says_so(tmp_path, monkeypatch, capsys):
     out = tmp_path / "run"
-    run = fedtide.run({**TINY, "method": {"name": "gldp"}}, backend="inprocess", out=out)
+    quick = {"name": "gldp", "t": 1, "s": 1}
+    run = fedtide.run({**TINY, "method": quick}, backend="inprocess", out=out)
     np.save(tmp_path / "one.npy", run.example(0).numpy()[0])
     ask = ["predict", "--run", out, "--client", 0, tmp_path / "one.npy"]
     write = ["export", "--run", out, "--client", 0, "--to", "safetensors"]

@@ -8,6 +8,7 @@ from fedmodels.methods import make
 from fedmodels.training.scoring import candidates_of, mask_scores, rules_of
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
+from tests.fedmodels.methods.test_conformance import experiment_for
 
 SCORES = torch.tensor([[3.0, 2.0, 1.0], [0.0, 1.0, 2.0]])
 
@@ -44,7 +45,7 @@ def test_runs_have_both_columns_where_they_ask_for_them(digits, tmp_path):
     """GLDP's own rule is the masked one, FedAvg's is not; a mask never makes a model worse."""
     found = {
         name: run_in_process(
-            tiny_experiment(method={"name": name}, evaluate={"class_masks": True}),
+            experiment_for((name, {}), evaluate={"class_masks": True}),
             digits,
             tmp_path / name,
         )["metrics"]
