@@ -241,7 +241,8 @@ def _block_step(net: SplitNet, x: Tensor, y: Tensor, term: str) -> Callable[[], 
     weights = [*net.parameters()]
     sizes, forms = [w.numel() for w in weights], [w.shape for w in weights]
     block, grad = (torch.zeros(sum(sizes)) for _ in range(2))
-    parts = zip(weights, block.split(sizes), grad.split(sizes), forms, strict=True)
+    pieces = torch.split(block, sizes), torch.split(grad, sizes)
+    parts = zip(weights, *pieces, forms, strict=True)
     for weight, place, slope, form in parts:
         weight.data = place.view(form).copy_(weight.detach())
         weight.grad = slope.view(form)
