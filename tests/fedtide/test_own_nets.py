@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedtide
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ClientFailed, ConfigError
 from fedmodels.tensors.bundle import Prototypes
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
@@ -59,16 +59,29 @@ def test_the_state_of_a_client_that_never_trained_is_that_of_its_net(digits, tmp
     assert len(digests) == 2
 
 
-def test_no_net_may_mix_examples_that_are_hidden(digits, tmp_path):
+def mixing():
+    """Return an experiment that hides examples, where a client has a net that mixes them."""
     privacy = {
         "level": "example", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5,
         "allow": ["announced", "examples", "loss", "scores"],
     }  # fmt: skip
     net = {**NET, "by_client": [{"name": "digits-cnn", "norm": "batch"}]}
     fixed = {"mean": [0.3], "std": [0.3]}
-    experiment = tiny_experiment(method="lg-fedavg", net=net, privacy=privacy, data=fixed)
+    return tiny_experiment(method="lg-fedavg", net=net, privacy=privacy, data=fixed)
+
+
+def test_no_net_may_mix_examples_that_are_hidden(digits, tmp_path):
     with pytest.raises(ConfigError, match="batch normalisation mixes the examples"):
-        run_in_process(experiment, digits, tmp_path / "run")
+        run_in_process(mixing(), digits, tmp_path / "run")
+
+
+def test_a_client_hides_its_examples_from_a_coordinator_that_looks_at_no_net(
+    digits, tmp_path, monkeypatch
+):
+    place = "fedsrv.parts.example_privacy.check_hides_examples"
+    monkeypatch.setattr(place, lambda method, run: None)
+    with pytest.raises(ClientFailed, match=r"client 1 .* cannot be taken example by example"):
+        run_in_process(mixing(), digits, tmp_path / "run")
 
 
 def test_work_is_counted_by_net(digits, tmp_path):
@@ -97,15 +110,10 @@ def test_a_client_of_another_width_is_left_out_and_the_run_goes_on(digits, tmp_p
     assert any("prototypes/class/vectors" in refused.line for refused in stage.refused)
 
 
-def test_a_run_that_cannot_be_is_refused_before_it_begins(digits, tmp_path):
+@pytest.mark.parametrize("more", [{}, {"open": True, "order": "tasks_outer"}])
+def test_nets_of_two_widths_are_refused_before_a_run_begins(more, digits, tmp_path):
     net = {"name": "mlp", "by_client": [{"name": "mlp", "hidden": [12]}]}
-    for method, line in (("fedavg", "trains one net over clients"), ("fedproto", "one width")):
-        with pytest.raises(ConfigError, match=line):
-            run_in_process(tiny_experiment(method=method, net=net), digits, tmp_path / method)
-
-
-def test_an_open_run_that_cannot_be_is_refused_before_it_begins(digits, tmp_path):
-    schedule = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 3}
-    experiment = tiny_experiment(method="fedavg", net=NET, schedule=schedule)
-    with pytest.raises(ConfigError, match="trains one net over clients"):
+    schedule = {"rounds": 1, "clients": 3, **more}
+    experiment = tiny_experiment(method="fedproto", net=net, schedule=schedule)
+    with pytest.raises(ConfigError, match="one width"):
         run_in_process(experiment, digits, tmp_path / "run")

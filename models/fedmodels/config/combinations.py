@@ -220,7 +220,7 @@ LISTED: tuple[Part, ...] = (
          lambda e: any({"frozen", "adapters"} & net.options().keys() for net in e.net.each),
          "nets.md"),
     Part("own nets", "[net] by_client", lambda e: e.net.by_client is not None, "nets.md",
-         fits="training.own_nets:check_own_nets"),
+         settles="training.own_nets:with_own_nets", fits="training.own_nets:check_own_nets"),
     Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
     Part("forgetting", "fedsrv serve --resume --forget", lambda e: False, "operations.md"),
 )  # fmt: skip

@@ -6,6 +6,8 @@ the commands' business, this module only checks what it says.
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -74,9 +76,12 @@ class NetTable(BaseModel):
     @model_validator(mode="after")
     def _check_nets(self) -> NetTable:
         """Refuse a client with two nets, and weights of one net where there are several."""
-        named = [client for net in self.by_client or () for client in net.clients or ()]
-        if twice := sorted({client for client in named if named.count(client) > 1}):
+        named = Counter(client for net in self.by_client or () for client in net.clients or ())
+        if twice := sorted(client for client, times in named.items() if times > 1):
             raise ConfigError(f"[[net.by_client]] names client {twice[0]} twice: it has one net")
+        for net in self.by_client or ():
+            for key in sorted(NetTable.model_fields.keys() & (net.model_extra or {}).keys()):
+                raise ConfigError(f"[[net.by_client]] has no {key}: leave it out")
         for key in ("weights", "begin_from"):
             if self.by_client is not None and getattr(self, key) is not None:
                 raise ConfigError(
@@ -99,13 +104,15 @@ class NetTable(BaseModel):
         """Return which of :attr:`each` a client has; the evaluator has that of ``[net]``."""
         if self.by_client is None or not isinstance(client, int):
             return 0
-        turns = [0]
-        for number, net in enumerate(self.by_client, 1):
-            if net.clients is None:
-                turns.append(number)
-            elif client in net.clients:
-                return number
-        return turns[client % len(turns)]
+        named, turns = self._numbers
+        return named.get(client, turns[client % len(turns)])
+
+    @cached_property
+    def _numbers(self) -> tuple[dict[int, int], list[int]]:
+        """Which net each client that one names has, and those that take turns."""
+        nets = [(0, None), *enumerate((net.clients for net in self.by_client or ()), 1)]
+        named = {client: number for number, clients in nets for client in clients or ()}
+        return named, [number for number, clients in nets if clients is None]
 
 
 class MethodTable(BaseModel):

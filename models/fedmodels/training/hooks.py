@@ -58,14 +58,19 @@ def takes_frozen(method: Method | type[Method]) -> bool:
     return bool(asked(method, "takes_frozen", WHOLE, True))
 
 
-def init_server(method: Method, run: RunFacts) -> ServerState:
-    """Return the state before the first interaction; ConfigError if a frozen part is trained."""
+def check_frozen(method: Method, run: RunFacts) -> None:
+    """Check that a method takes a frozen part of the net; raise ConfigError."""
     if run.frozen_weights and not takes_frozen(method):
         raise ConfigError(
             f"method {method.name!r} trains the whole net, and a part of [net] "
             f"{run.experiment.net.name!r} is frozen here: leave out frozen and adapters, or take a "
             "method that takes them, such as fedavg"
         )
+
+
+def init_server(method: Method, run: RunFacts) -> ServerState:
+    """Return the state before the first interaction; ConfigError if a frozen part is trained."""
+    check_frozen(method, run)
     with _seeded_for(run, "init_server", 0):
         return method.init_server(run)
 

@@ -6,9 +6,11 @@ the client's net. So both know the same of uploads and payloads, and of nothing 
 
 from __future__ import annotations
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle_spec import TensorSpec
 from fedmodels.training.asked import asked
+from fedmodels.training.hooks import check_frozen
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
@@ -23,21 +25,31 @@ def takes_own_nets(method: Method | type[Method]) -> bool:
     return bool(asked(method, "takes_own_nets", OWN, False))
 
 
-def check_own_nets(method: Method, run: RunFacts) -> None:
-    """Check that a method takes the nets of a run's clients.
+def with_own_nets(experiment: Experiment, method: Method) -> Experiment:
+    """Return an experiment whose clients have nets of their own.
 
     Raises:
-        ConfigError: it shares what differs between nets, or one model is everybody's.
+        ConfigError: its method trains one net, or has one model for all.
     """
-    if not takes_own_nets(method):
+    if not takes_own_nets(method) or "global" in method.views:
         raise ConfigError(
             f"[[net.by_client]] gives clients nets of their own, and method {method.name!r} trains "
             "one net over clients: leave it out, or take fedproto, fedtgp, lg-fedavg, or "
             'gldp and fedmlp with share = "prototypes"'
         )
+    return experiment
+
+
+def check_own_nets(method: Method, run: RunFacts) -> None:
+    """Check that a method takes each net of a run's clients.
+
+    Raises:
+        ConfigError: it shares what differs between nets, or trains what is frozen in one.
+    """
     first, *others = run.of_each_net
     wanted = _travels(method, first)
     for facts in others:
+        check_frozen(method, facts)
         found = _travels(method, facts)
         for place in sorted({*wanted, *found}):
             if wanted.get(place) != found.get(place):

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from fedmodels.config.experiment import ClientsNet, NetTable
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make, names
@@ -36,6 +37,9 @@ def plain(num_classes, input_shape):
 
 def twice(num_classes, input_shape):
     return of([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]], [[2.0, 0.0, 0.0], [0.0, 2.0, 0.0]])
+"""
+FROZEN = """    net.features.requires_grad_(False)
+    return net
 """
 MLP = {"name": "mlp", "hidden": [16]}
 OTHER = {"name": "mlp", "hidden": [8, 16]}
@@ -98,6 +102,10 @@ def test_facts_of_a_client_are_those_of_its_net_alone():
         (["mlp"], {}, "should be a table"),
         ([], {}, "at least 1 item"),
         (3, {}, "should be a list"),
+        ([{**OTHER, "weights": "some.safetensors"}], {}, "by_client]] has no weights"),
+        ([{**OTHER, "weights_sha256": "00"}], {}, "by_client]] has no weights_sha256"),
+        ([{**OTHER, "begin_from": "run"}], {}, "by_client]] has no begin_from"),
+        ([{**OTHER, "by_client": [OTHER]}], {}, "by_client]] has no by_client"),
     ],
 )
 def test_configs_that_cannot_be(others, more, line):
@@ -108,14 +116,51 @@ def test_configs_that_cannot_be(others, more, line):
 
 
 def test_methods_that_train_one_net_are_refused_in_a_line():
-    taken = {"fedproto", "fedtgp", "lg-fedavg", "local"}
-    run = facts("local", OTHER)
     for name in names():
-        if name not in taken:
+        if name in {"fedproto", "fedtgp", "lg-fedavg", "local"}:
+            check_own_nets(make(name), facts(name, OTHER))
+        else:
             with pytest.raises(ConfigError, match=f"method '{name}' trains one net over clients"):
-                check_own_nets(make(name), run)
-    for name in taken:
-        check_own_nets(make(name), run)
+                facts(name, OTHER)
+
+
+def test_a_model_for_all_is_refused_whatever_the_method_is_called():
+    with pytest.raises(ConfigError, match="trains one net over clients"):
+        facts({"name": "lg-fedavg", "private": []}, {"name": "mlp", "hidden": [16]})
+
+
+def test_a_client_takes_no_method_that_trains_one_net():
+    sent = without_places(facts("local", OTHER).experiment.to_dict())
+    with pytest.raises(ConfigError, match="trains one net over clients"):
+        received_experiment({**sent, "method": {"name": "fedavg"}}, "the server", [])
+
+
+def test_a_client_opens_no_file_that_a_server_names_for_a_net(tmp_path):
+    (file := tmp_path / "secret").write_text("mine")
+    sent = without_places(facts("local", OTHER).experiment.to_dict())
+    sent["net"]["by_client"][0]["weights"] = str(file)
+    with pytest.raises(ConfigError, match="has no weights"):
+        received_experiment(sent, "the server", [])
+
+
+def test_many_clients_are_named_as_fast_as_few():
+    clients = [*range(1, 50_000)]
+    net = ClientsNet(name="mlp", clients=clients)
+    table = NetTable(name="mlp", by_client=(net,))
+    assert [table.number_of(client) for client in (0, *clients)] == [0, *[1] * len(clients)]
+
+
+def test_a_method_that_trains_whole_nets_takes_no_net_with_a_frozen_part(tmp_path):
+    (file := tmp_path / "nets.py").write_text(CODE.replace("    return net", FROZEN, 1))
+    net = {"name": "mlp", "hidden": [2], "by_client": [{"name": f"{file}:plain"}]}
+    run = RunFacts(tiny_experiment(method="local", net=net), Problem((2,), 2))
+
+    class Whole(type(make("local"))):
+        takes_frozen = False
+
+    check_own_nets(make("local"), run)
+    with pytest.raises(ConfigError, match=r"a part of .net. .*plain' is frozen"):
+        check_own_nets(Whole(), run)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +284,7 @@ def test_lg_fedavg_by_hand(made):
 
 @pytest.mark.parametrize("method", ["gldp", "fedmlp"])
 def test_prototypes_alone_travel_where_a_config_says_so(method):
-    run = facts(method, OTHER)
+    run = facts({"name": method, "share": "prototypes"}, OTHER)
     made = make(method, share="prototypes")
     check_own_nets(made, run)
     keys = made.upload_spec(run).required.keys() | made.upload_spec(run).optional.keys()
