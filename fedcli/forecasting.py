@@ -34,7 +34,7 @@ from fedmodels.printable import bytes_text, duration, text_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
-from fedmodels.training.contexts import Position, ServerContext
+from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import broadcast, evaluation, init_server, reduce
 from fedmodels.training.settings import SharedSettings, to_table
 from fedpb.codec import merged
@@ -307,7 +307,7 @@ class _Trial:
         worker.stream.open(0)
         labels = tuple(sorted({*worker.stream.train(0)[1].tolist()}))
         self.ctx = ServerContext(
-            run, Position(0, 0, 0), cohort, labels=dict.fromkeys(cohort, labels),
+            run, START, cohort, labels=dict.fromkeys(cohort, labels),
             limits=worker.stream.limits(),
         )  # fmt: skip
         common, personal = broadcast(method, self.ctx, self.state)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.position import Round
 
 COLUMNS = ["client", "from", "until"]
 Availability = Mapping[int, Sequence[tuple[int, int]]]
@@ -73,7 +74,7 @@ def _check_somebody_comes(experiment: Experiment, found: Availability) -> None:
         )
 
 
-def is_there(availability: Availability, client: int, round: int) -> bool:
+def is_there(availability: Availability, client: int, round: Round) -> bool:
     """Tell whether a client is there in a round."""
     spans = availability.get(client)
     return spans is None or any(begin <= round < end for begin, end in spans)

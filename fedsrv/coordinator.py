@@ -26,6 +26,7 @@ from fedmodels.config.sent import without_places
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, RunStopped
 from fedmodels.files import write_atomically
 from fedmodels.machine import tells_traces
+from fedmodels.position import Interaction
 from fedmodels.printable import printable
 from fedmodels.training.asked import load_ahead
 from fedmodels.training.fault import name_faults
@@ -308,7 +309,7 @@ def _cohort_of(
         min_clients=experiment.min_clients,
         admission=by_part or Admission.of(experiment, store.ledger.profiles()),
         expects_evaluator=expects_evaluator,
-        out=store.gone(store.committed + 1),
+        out=store.gone(Interaction(store.committed + 1)),
         beginners=store.began.schedule.beginners,
         at_once=experiment.orders_at_once,
         peers=peers,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fedmodels.position import Interaction
 from fedmodels.spans import Spans, Way, exported
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Ending, Event, EventLog
@@ -14,7 +15,9 @@ from fedsrv.state.store import Store
 class Traces:
     """Makes spans of events: each order, then ``reduce``, ``commit`` and ``score``."""
 
-    def __init__(self, spans: Spans, run: str, record: Callable[[int], Record | None]) -> None:
+    def __init__(
+        self, spans: Spans, run: str, record: Callable[[Interaction], Record | None]
+    ) -> None:
         """Know no event yet; ``record`` gives that of an interaction of the run."""
         self._spans, self._run, self._record = spans, run, record
         self._orders: dict[tuple[str, int], tuple[int, float]] = {}
@@ -47,7 +50,7 @@ class Traces:
         elif event.kind == "commit":
             begun = self._begun.pop(at, now - facts["seconds"])
             came = max(begun, self._trained)  # asynchronous rounds take what earlier ones ordered
-            record = self._record(at)
+            record = self._record(Interaction(at))
             reduced = min(came + (record["seconds"].get("server", 0.0) if record else 0.0), now)
             self._tell((("reduce", ""),), event, came, reduced)
             self._tell((("commit", ""),), event, reduced, now)

@@ -24,6 +24,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
+from fedmodels.position import NONE_YET, Interaction
 from fedmodels.resolution import experiment_of
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
@@ -114,7 +115,7 @@ class InProcessCohort:
         self._admitted: dict[int, str] = {}
         """What they described last of that which fits the run."""
         self.arrival, self.before, self.after = arrival, before, after
-        self.committed = self.watermark = -1
+        self.committed = self.watermark = NONE_YET
         self._lasting: dict[ClientId, Trip] = {}
         """The lasting trip of each client that has an order; the oldest order comes first."""
 
@@ -216,8 +217,8 @@ class InProcessCohort:
             client, why = next(iter(declined.items()))
             raise ClientFailed(client, until.round, "order", why)
         answers = self._answers(found, declined)
-        answers.arrivals = {int(c): trip.sample.interaction for c, trip in trips.items()}
-        answers.under_way = {int(c): trip.sample.interaction for c, trip in self._lasting.items()}
+        answers.arrivals = {int(c): trip.interaction for c, trip in trips.items()}
+        answers.under_way = {int(c): trip.interaction for c, trip in self._lasting.items()}
         return answers
 
     def recall(self, clients: Collection[int] | None = None) -> None:
@@ -259,7 +260,7 @@ class InProcessCohort:
                     declined[client] = failed.reason
         if declined and (needed is None or len(found) < needed):
             client, why = next(iter(declined.items()))
-            raise ClientFailed(client, trip.sample.round, "order", why)
+            raise ClientFailed(client, trip.round, "order", why)
         return found, declined
 
     def _task(self, trip: Trip, client: ClientId) -> Task:
@@ -296,10 +297,10 @@ class InProcessCohort:
             self.arrival.shuffle(clients)
         return clients
 
-    def commit(self, interaction: int, watermark: int) -> None:
+    def commit(self, interaction: Interaction, watermark: Interaction) -> None:
         self.committed, self.watermark = interaction, watermark
 
-    def durable(self) -> int | None:
+    def durable(self) -> Interaction | None:
         return None
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedmodels.config.combinations import parts_on
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
+from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import Bundle, Problem, check_finite
 from fedmodels.training.contexts import Position, ServerContext
 from fedmodels.training.hooks import (
@@ -110,7 +111,8 @@ class ServerHalf:
         return dict(figures)
 
     def _context(self, cohort: tuple[int, ...]) -> ServerContext:
-        return ServerContext(self.run, Position(self.rounds, self.rounds, 0), cohort)
+        at = Position(Interaction(self.rounds), Round(self.rounds), 0)
+        return ServerContext(self.run, at, cohort)
 
     def _upload(self, client: int, weights: Mapping[str, Tensor], num_examples: int) -> Bundle:
         known = {k: n for k, n in self._names.items() if f"weights/{k}" in self._spec.required}

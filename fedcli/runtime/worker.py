@@ -19,6 +19,7 @@ from fedcli.runtime.setups import SetUp
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.machine import end_if_signalled, peak_rss_bytes
 from fedmodels.nets.split import SplitNet
+from fedmodels.position import Interaction, Round
 from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
 from fedmodels.training.asked import local_view
@@ -145,7 +146,10 @@ class Worker(Client):
         self.progress = Progress.of(order)
         if not 0 <= order.task_began <= max(order.round, 0):
             raise PayloadError(f"a task cannot begin in round {order.task_began} of {order.round}")
-        at = Position(order.interaction, order.round, order.task, began=order.task_began)
+        at = Position(
+            Interaction(order.interaction), Round(order.round), order.task,
+            began=Round(order.task_began),
+        )  # fmt: skip
         return ClientContext(
             self.run, self.client, at, net or self.net, self.stream, self.device, self._tick,
             secret=self.states.secret,
@@ -188,7 +192,7 @@ class Worker(Client):
         """
         self._follow(order)
         held = self._held
-        if held and self.private.has(order.interaction) and _same(held.order, order):
+        if held and self.private.has(Interaction(order.interaction)) and _same(held.order, order):
             return Result(order, held.upload, held.report)
         nets = self.set_up.nets
         while len(nets) <= place:
@@ -224,7 +228,7 @@ class Worker(Client):
             upload = part.leaves(half, upload)
             part.reports(order, report)
         report.seconds = round(report.seconds, 2)
-        self.private.save(order.interaction, done.state, half.sections)
+        self.private.save(half.ctx.interaction, done.state, half.sections)
         report.durable = self.states.durable
         self.progress = Progress()
         tell_trained(order, report, upload.num_bytes())
@@ -319,7 +323,7 @@ class PrivateState:
         self.client = client
         self._fixed: tuple[SetUp, Bundle] | None = None
 
-    def has(self, interaction: int) -> bool:
+    def has(self, interaction: Interaction) -> bool:
         """Tell whether that of an interaction is on the disk, where one has to be."""
         return not self.client.set_up.stores or interaction in self.client.states.versions()
 
@@ -368,7 +372,7 @@ class PrivateState:
                 "run keeps something of its own under this name: give it another one"
             )
 
-    def save(self, interaction: int, state: Bundle, sections: Mapping[str, Tensor]) -> None:
+    def save(self, interaction: Interaction, state: Bundle, sections: Mapping[str, Tensor]) -> None:
         """Store a method's state, and what parts keep by name with its prefix."""
         if self.client.set_up.stores:
             stored = replace(state, weights={**state.weights, **sections}) if sections else state

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
+from fedmodels.position import Interaction, Round
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -100,19 +101,19 @@ class AllOf:
 class AnyOf:
     """When enough results of lasting trips are there: any so many of them, or those of some."""
 
-    interaction: int
-    round: int
+    interaction: Interaction
+    round: Round
     size: int
     """Results that are enough at once."""
     needed: int
     """Results that suffice after the deadline or after failures."""
-    wanted: Mapping[int, int] = field(default_factory=dict)
+    wanted: Mapping[int, Interaction] = field(default_factory=dict)
     """The clients whose results are wanted, and the interaction of each one's order. Where it is
     empty, the results that come first are taken."""
     idle: Collection[int] = ()
     """Clients without an order, who may get one where too few of those with orders are left."""
 
-    def wants(self, client: ClientId, interaction: int) -> bool:
+    def wants(self, client: ClientId, interaction: Interaction) -> bool:
         """Tell whether the result of a client's order may count."""
         return not self.wanted or (
             isinstance(client, int) and self.wanted.get(client) == interaction
@@ -140,6 +141,16 @@ class Trip:
     """The common part as it travels, where it does not travel as it is."""
     zstd: bool = False
     """Whether its frames are compressed, without loss."""
+
+    @property
+    def interaction(self) -> Interaction:
+        """Return the interaction that its orders are of."""
+        return Interaction(self.sample.interaction)
+
+    @property
+    def round(self) -> Round:
+        """Return the round that its orders are of."""
+        return Round(self.sample.round)
 
     @property
     def sent(self) -> Bundle:
@@ -222,9 +233,9 @@ class Answers:
     """The mean of the uploads' weights, if it was computed on arrival; uploads are without them."""
     sums: Sequence[Summed] | None = None
     """Results of secure sums, one for each group or one in all; uploads then hold scalars alone."""
-    arrivals: dict[int, int] = field(default_factory=dict)
+    arrivals: dict[int, Interaction] = field(default_factory=dict)
     """Of a flush: the interaction of each client's order, in the order of arrival."""
-    under_way: dict[int, int] = field(default_factory=dict)
+    under_way: dict[int, Interaction] = field(default_factory=dict)
     """Of a flush: the interaction of each client's order that is not answered yet."""
     aside: dict[int, Measured] = field(default_factory=dict)
     """What is kept of uploads that came and do not count."""
@@ -269,14 +280,14 @@ class Answers:
             self.aside[client] = answer.measured
 
 
-def first_failure(failed: Mapping[Any, str], round: int, stage: str) -> str:
+def first_failure(failed: Mapping[Any, str], round: Round, stage: str) -> str:
     """Return a line that names the first client that failed, and counts the others."""
     client, reason = next(iter(failed.items()))
     others = f" ({len(failed) - 1} more failed)" if len(failed) > 1 else ""
     return f"{ClientFailed(client, round, stage, reason)}{others}"
 
 
-def too_few(failed: Mapping[Any, str], round: int, stage: str, needed: int) -> TooFewClients:
+def too_few(failed: Mapping[Any, str], round: Round, stage: str, needed: int) -> TooFewClients:
     """Return the error of a run that has too few results to go on; its line says what to do."""
     client = next(iter(failed))
     without = f", and --resume --without {client} goes on without client {client}"
@@ -402,16 +413,16 @@ class Cohort(Protocol):
         """End the lasting trips of some clients, or all; nobody wants their results any more."""
         ...
 
-    def commit(self, interaction: int, watermark: int) -> None:
+    def commit(self, interaction: Interaction, watermark: Interaction) -> None:
         """Remember the last commit and the watermark; orders carry both to the clients."""
         ...
 
-    def durable(self) -> int | None:
+    def durable(self) -> Interaction | None:
         """Return the interaction up to which every client's state is safe; None: all are safe."""
         ...
 
 
-def stamped(order: rpc.Order, committed: int, watermark: int) -> rpc.Order:
+def stamped(order: rpc.Order, committed: Interaction, watermark: Interaction) -> rpc.Order:
     """Return a copy of an order that says what is committed and what is safe.
 
     To an order to train, or one of a secure sum, nothing counts as committed from its own

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Self
 
 from fedmodels.numerics.metric_names import DEFINITIONS
+from fedmodels.position import NONE_YET, Interaction
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerState
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -168,10 +169,9 @@ log = logging.getLogger(__name__)
 class Syncer:
     """Syncs committed states in the background and knows the newest one that is safe."""
 
-    def __init__(self, sync: Callable[[int], None]) -> None:
+    def __init__(self, sync: Callable[[Interaction], None]) -> None:
         self._sync = sync
-        self._wanted = -1
-        self.durable = -1
+        self._wanted = self.durable = NONE_YET
         self._changed = threading.Condition()
         self._closed = False
         self._failed = -1
@@ -179,7 +179,7 @@ class Syncer:
         self._thread = threading.Thread(target=self._work, name="syncer", daemon=True)
         self._thread.start()
 
-    def want(self, interaction: int) -> None:
+    def want(self, interaction: Interaction) -> None:
         """Ask for a sync of everything up to an interaction."""
         with self._changed:
             self._wanted = interaction
@@ -221,7 +221,7 @@ class Commits:
     ) -> None:
         self.store, self.cohort, self.events, self.options = store, cohort, events, options
         self.history = History()
-        self.last_trained: dict[int, int] = {}
+        self.last_trained: dict[int, Interaction] = {}
         """Interaction of each client's last upload that counts; names the private state to hold."""
         self._requires = False
         """Whether clients have to hold states."""
@@ -240,12 +240,13 @@ class Commits:
 
     # --- to go on from a commit -------------------------------------------------------------------
 
-    def remember(self, plan: Plan, interaction: int) -> None:
+    def remember(self, plan: Plan, interaction: Interaction) -> None:
         """Read who trained when, up to an interaction, and ask clients for the states behind it."""
         self.history = self.store.history()
         trained = self.history.last_trained(interaction)
+        following = Interaction(interaction + 1)
         self.last_trained = {
-            c: n for c, n in trained.items() if takes_part(c, interaction + 1, plan.aside)
+            c: n for c, n in trained.items() if takes_part(c, following, plan.aside)
         }
         if plan.is_stateful:
             self.cohort.require(self._holds_state, self.last_trained, self.store.watermark)
@@ -254,7 +255,7 @@ class Commits:
             self.cohort.require(lambda client, versions: True, {}, self.store.watermark)
             self._requires = False
 
-    def go_to_common(self, plan: Plan, lost: StateLost | None) -> int:
+    def go_to_common(self, plan: Plan, lost: StateLost | None) -> Interaction:
         """Go to the last commit whose server and client states all still exist, and return it.
 
         Args:
@@ -277,7 +278,7 @@ class Commits:
             whose = lost.client if lost else ""
             self.events.tell("rollback", whose, interaction=target, reason=reason)
         store.go_to(target)
-        self.cohort.commit(target, -1)
+        self.cohort.commit(target, NONE_YET)
         self.remember(plan, target)
         self._syncer.want(target)  # later commits are not safe yet
         return target

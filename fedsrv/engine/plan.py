@@ -17,6 +17,7 @@ from torch import Tensor
 from fedmodels.errors import RunFailed
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
+from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.asked import keeps_state, local_view
@@ -47,7 +48,7 @@ class Plan:
     tasks: Mapping[int, int]
     """Number of tasks of each client, known or not."""
     steps: Sequence[Step]
-    aside: Mapping[int, int]
+    aside: Mapping[int, Interaction]
     """The first interaction without each client that was set aside."""
     terms: ReportValidator
     """What an answer has to keep to."""
@@ -179,9 +180,9 @@ class Plan:
         """Return what holds beside the config that clients were told when they joined."""
         return None
 
-    def task_began(self, client: ClientId, step: Step) -> int:
+    def task_began(self, client: ClientId, step: Step) -> Round:
         """Return the round in which a client's task of a step began, of an open run; else 0."""
-        return 0
+        return Round(0)
 
     def tasks_seen(self, step: Step) -> int:
         """Return how many tasks clients are scored on: with ``rounds_outer``, all after a round."""
@@ -226,7 +227,7 @@ class Plan:
         experiment, at_end = self.run.experiment, step.ends_run or step.ends_stage
         ends = at_end if experiment.schedule.is_asynchronous else step.ends_round
         found = schedule.scorers(experiment, self.profiles, cohort) if ends else cohort
-        return [c for c in found if takes_part(c, step.interaction + 1, self.aside)]
+        return [c for c in found if takes_part(c, Interaction(step.interaction + 1), self.aside)]
 
     def tryers(self, step: Step, cohort: Sequence[int]) -> tuple[int, ...]:
         """Return the clients beside a cohort that train for the score alone, ascending.

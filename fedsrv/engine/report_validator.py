@@ -22,6 +22,7 @@ from fedmodels.config.combinations import TOLD
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.numerics.metric_names import OF_UPLOADS
 from fedmodels.numerics.metrics import VALIDATION
+from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
 from fedmodels.training.asked import reported
@@ -295,7 +296,7 @@ class TimesTrained:
         self._lock = threading.Lock()
         """Uploads are checked on several threads."""
 
-    def of(self, client: int, interaction: int) -> Times:
+    def of(self, client: int, interaction: Interaction) -> Times:
         """Return the orders of a client by task, up to and with those of an interaction."""
         with self._lock:
             self._count_up_to(interaction + 1)

@@ -15,6 +15,7 @@ from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.position import Interaction
 from fedmodels.tensors.aggregation_rule import MEAN, Facts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.uploads import Uploads
@@ -31,7 +32,7 @@ from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
-from fedsrv.engine.server_part import CheckUpload, Exchange, Interaction, ServerPart
+from fedsrv.engine.server_part import CheckUpload, CurrentInteraction, Exchange, ServerPart
 from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
 
@@ -105,7 +106,7 @@ class RoundParts:
         place = {"interaction": step.interaction, "round": step.round}
         self.events.tell("server", **place, work=what, step=done, of=of, loss=loss)
 
-    def state_after(self, interaction: int) -> ServerState:
+    def state_after(self, interaction: Interaction) -> ServerState:
         """Return the committed state after an interaction; the initial one for -1."""
         if interaction < 0:
             return init_server(self.method, self.plan.run)
@@ -220,14 +221,14 @@ class RoundParts:
             facts = {"interaction": ctx.interaction, "round": ctx.round, "reason": reason}
             self.events.tell("failed", client, **facts)
 
-    def judged(self, at: Interaction, results: Answers) -> dict[int, str]:
+    def judged(self, at: CurrentInteraction, results: Answers) -> dict[int, str]:
         """Return whose uploads are to be left out, and why."""
         found: dict[int, str] = {}
         for one in self.options:
             found |= one.leaves_out(at, results)
         return found
 
-    def reduce(self, at: Interaction, state: ServerState) -> Reduced:
+    def reduce(self, at: CurrentInteraction, state: ServerState) -> Reduced:
         """Reduce the uploads to the next state; mark clients that spoil it as failed.
 
         Where there is no upload, and nothing stands in its place, the state stays as it is.
@@ -256,7 +257,7 @@ class RoundParts:
 
     # --- commit and scores ------------------------------------------------------------------------
 
-    def commit(self, at: Interaction, found: Reduced, exchange: Exchange) -> None:
+    def commit(self, at: CurrentInteraction, found: Reduced, exchange: Exchange) -> None:
         """Commit an interaction while clients go on, or score it first where that is due."""
         record = record_of(at.step, at.results, found)
         exchange.records(at, found, record)

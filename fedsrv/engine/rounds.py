@@ -10,6 +10,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, RunFailed, TooFewClients
 from fedmodels.machine import give_back_free_pages
 from fedmodels.methods import make
+from fedmodels.position import Interaction
 from fedmodels.tensors.packed_weights import forget_free_blocks
 from fedsrv.engine.cohort import Cohort, StateLost
 from fedsrv.engine.commits import Commits
@@ -18,7 +19,7 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores
-from fedsrv.engine.server_part import Interaction, ServerPart, Timetable, WholeCohort
+from fedsrv.engine.server_part import CurrentInteraction, ServerPart, Timetable, WholeCohort
 from fedsrv.events import EventLog
 from fedsrv.state.store import Store
 
@@ -78,7 +79,9 @@ class Engine:
             one.gathered(times.first)
         return times
 
-    def _go_on(self, times: Timetable, parts: RoundParts, interaction: int) -> dict[str, Any]:
+    def _go_on(
+        self, times: Timetable, parts: RoundParts, interaction: Interaction
+    ) -> dict[str, Any]:
         """Do everything that is left after a commit, and return the summary."""
         # --- begin: load what the run needs
         parts.plan = times.plan_at(parts.plan, interaction)
@@ -157,7 +160,7 @@ class ClientsLeave(Exception):
 class Rounds:
     """The interactions of a run from a commit on, and the state that they lead to."""
 
-    def __init__(self, parts: RoundParts, interaction: int) -> None:
+    def __init__(self, parts: RoundParts, interaction: Interaction) -> None:
         """Go on after the last commit, -1 before the first."""
         self.parts, self.state = parts, parts.state_after(interaction)
         made = (one.exchange(parts, interaction) for one in parts.options)
@@ -168,7 +171,7 @@ class Rounds:
         parts, exchange = self.parts, self.exchange
         # --- who takes part
         ctx = parts.context(step, parts.present(step))
-        at = Interaction(step, parts.plan, ctx, time.monotonic(), parts.count)
+        at = CurrentInteraction(step, parts.plan, ctx, time.monotonic(), parts.count)
 
         # --- train: first those whom only the score needs, then the cohort
         if exchange.tries_first:

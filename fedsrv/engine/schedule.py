@@ -9,9 +9,9 @@ import numpy as np
 
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.schedule import Stage, Task
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.position import Interaction, Round, Stage, Task
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.contexts import Position
 
@@ -40,7 +40,7 @@ class Step(Position):
 
 def draw_cohort(
     seed: int,
-    round: int,
+    round: Round,
     candidates: Sequence[int],
     size: int,
     weights: Mapping[int, int] | None = None,
@@ -66,12 +66,12 @@ def draw_cohort(
     return tuple(sorted(int(c) for c in rng.choice(known, size, replace=False, p=chances)))
 
 
-Chance = Callable[[int, int], float]
+Chance = Callable[[Interaction, int], float]
 """Gives the number in [0, 1) that decides whether a client takes part in an interaction."""
 
 
 def independent_cohort(
-    chance: Chance, interaction: int, candidates: Sequence[int], rate: float
+    chance: Chance, interaction: Interaction, candidates: Sequence[int], rate: float
 ) -> tuple[int, ...]:
     """Draw each candidate independently, with the same probability (Poisson sampling).
 
@@ -91,7 +91,7 @@ def steps(
     trainers: Sequence[int],
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None = None,
-    aside: Mapping[int, int] | None = None,
+    aside: Mapping[int, Interaction] | None = None,
     chance: Chance | None = None,
     forgotten: Collection[tuple[int, int]] = (),
 ) -> list[Step]:
@@ -122,7 +122,7 @@ def steps(
         raise ConfigError("[schedule] availability: no client is there in any round")
     return [
         Step(
-            number,
+            Interaction(number),
             round,
             Stage(task),
             cohort,
@@ -138,16 +138,16 @@ def _visits(
     trainers: Sequence[int],
     tasks: Mapping[int, int],
     weights: Mapping[int, int] | None,
-    aside: Mapping[int, int],
+    aside: Mapping[int, Interaction],
     forgotten: Collection[tuple[int, int]],
-) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+) -> Iterator[tuple[Round, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order; a round without anybody is left out."""
     schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
-    attends: Callable[[int, int], bool] | None = None
+    attends: Callable[[int, Round], bool] | None = None
     if schedule.availability is not None:
         attends = part_at("fedsrv.availability:attendance")(experiment)
 
-    def drawn(round: int, candidates: Sequence[int], size: int) -> tuple[int, ...]:
+    def drawn(round: Round, candidates: Sequence[int], size: int) -> tuple[int, ...]:
         there = candidates
         if attends is not None:
             there = [c for c in candidates if attends(c, round)]
@@ -157,10 +157,11 @@ def _visits(
 
     def present(candidates: Sequence[int]) -> Sequence[int]:
         """Return the clients that are not set aside from the next interaction on."""
-        return [c for c in candidates if takes_part(c, number, aside)] if aside else candidates
+        following = Interaction(number)
+        return [c for c in candidates if takes_part(c, following, aside)] if aside else candidates
 
     if schedule.order == "rounds_outer":
-        for round in range(schedule.rounds):
+        for round in map(Round, range(schedule.rounds)):
             cohort = drawn(round, present(trainers), size)
             for task in range(most):
                 if aside:  # maybe from the middle of a round on
@@ -173,7 +174,7 @@ def _visits(
         for task in range(most):
             candidates = _having(trainers, task, tasks, forgotten)
             for visit in range(schedule.rounds):
-                round = task * schedule.rounds + visit
+                round = Round(task * schedule.rounds + visit)
                 everybody = schedule.is_asynchronous  # who trains depends on who is done
                 most_drawn = len(candidates) if everybody else size
                 cohort = drawn(round, present(candidates), most_drawn)
@@ -186,10 +187,10 @@ def _independent_visits(
     experiment: Experiment,
     trainers: Sequence[int],
     tasks: Mapping[int, int],
-    aside: Mapping[int, int],
+    aside: Mapping[int, Interaction],
     chance: Chance,
     forgotten: Collection[tuple[int, int]],
-) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+) -> Iterator[tuple[Round, int, tuple[int, ...]]]:
     """Yield (round, task, cohort) in order, where independent chances draw each cohort.
 
     A client's chance is the config's, however many others are left. An interaction is left out if
@@ -204,9 +205,10 @@ def _independent_visits(
     number = 0
     for round, task in places:
         having = _having(trainers, task, tasks, forgotten)
-        found = [c for c in having if takes_part(c, number, aside)]
+        at = Interaction(number)
+        found = [c for c in having if takes_part(c, at, aside)]
         if found:
-            yield round, task, independent_cohort(chance, number, found, rate)
+            yield Round(round), task, independent_cohort(chance, at, found, rate)
             number += 1
 
 
@@ -225,7 +227,9 @@ def _seeded(seed: int) -> Chance:
     return lambda interaction, client: derive_seed(seed, client, interaction, "cohort") / 2.0**63
 
 
-def takes_part(client: ClientId, interaction: int, aside: Mapping[int, int]) -> bool:
+def takes_part(
+    client: ClientId, interaction: Interaction, aside: Mapping[int, Interaction]
+) -> bool:
     """Tell whether a client may take part in an interaction: it was not set aside before."""
     return not isinstance(client, int) or interaction < aside.get(client, interaction + 1)
 

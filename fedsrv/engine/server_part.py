@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.position import Interaction, Round
 from fedmodels.tensors.aggregation_rule import AggregationRule
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.differences import Norms
@@ -40,7 +41,7 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass
-class Interaction:
+class CurrentInteraction:
     """One interaction under way; it grows from seam to seam."""
 
     step: Step
@@ -84,7 +85,7 @@ class Kernel(Protocol):
         """Return the context of the server half at a step."""
         ...
 
-    def state_after(self, interaction: int) -> ServerState:
+    def state_after(self, interaction: Interaction) -> ServerState:
         """Return the committed state after an interaction; the initial one for -1."""
         ...
 
@@ -107,7 +108,7 @@ class Kernel(Protocol):
         """Return orders of a kind."""
         ...
 
-    def judged(self, at: Interaction, results: Answers) -> dict[int, str]:
+    def judged(self, at: CurrentInteraction, results: Answers) -> dict[int, str]:
         """Return whose uploads are to be left out, and why."""
         ...
 
@@ -131,7 +132,7 @@ class Committing(Protocol):
         """Wait until the last interaction is committed."""
         ...
 
-    def remember(self, plan: Plan, interaction: int) -> None:
+    def remember(self, plan: Plan, interaction: Interaction) -> None:
         """Read who trained when, up to an interaction."""
         ...
 
@@ -162,7 +163,7 @@ class Exchange:
         """Go on after a commit."""
         self.parts = parts
 
-    def train(self, at: Interaction, state: ServerState) -> Answers:
+    def train(self, at: CurrentInteraction, state: ServerState) -> Answers:
         """Let clients train from a state; return what came, those left out among the failed.
 
         Raises:
@@ -170,19 +171,19 @@ class Exchange:
         """
         raise NotImplementedError
 
-    def nobody(self, at: Interaction, state: ServerState) -> Answers:
+    def nobody(self, at: CurrentInteraction, state: ServerState) -> Answers:
         """Return the answers of an empty cohort, as independent chances may draw it."""
         self.parts.payload(at.ctx, state)
         return Answers({}, {})
 
-    def aligned(self, at: Interaction, state: ServerState) -> ServerContext | None:
+    def aligned(self, at: CurrentInteraction, state: ServerState) -> ServerContext | None:
         """Return in which context the uploads are reduced; None where none counts.
 
         Late uploads are changed here as if they had been trained from the state.
         """
         return at.ctx
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put into the record how the uploads came."""
 
     def ended(self) -> None:
@@ -196,11 +197,11 @@ class Timetable:
         """Begin with the plan of the clients that have joined."""
         self.first = plan
 
-    def plan_at(self, plan: Plan, interaction: int) -> Plan:
+    def plan_at(self, plan: Plan, interaction: Interaction) -> Plan:
         """Return the plan that an interaction was done by, from the present one."""
         return plan
 
-    def steps_after(self, rounds: Running, interaction: int) -> Iterator[Step]:
+    def steps_after(self, rounds: Running, interaction: Interaction) -> Iterator[Step]:
         """Yield the steps after an interaction; rounds may get another plan in between."""
         yield from rounds.parts.plan.steps[interaction + 1 :]
 
@@ -268,7 +269,7 @@ class ServerPart:
     ) -> Timetable | None:
         """Return the plans of the run, in place of one that is known from the beginning."""
 
-    def exchange(self, rounds: Kernel, interaction: int) -> Exchange | None:
+    def exchange(self, rounds: Kernel, interaction: Interaction) -> Exchange | None:
         """Return how uploads come together, in place of a whole cohort, after a commit."""
 
     # --- before a step ----------------------------------------------------------------------------
@@ -301,21 +302,21 @@ class ServerPart:
         """Return how a single upload is checked, given the check without this part."""
         return check
 
-    def leaves_out(self, at: Interaction, results: Answers) -> dict[int, str]:
+    def leaves_out(self, at: CurrentInteraction, results: Answers) -> dict[int, str]:
         """Look at each upload that came; return the clients whose do not count, and why."""
         return {}
 
-    def came(self, at: Interaction, settle: Settle) -> None:
+    def came(self, at: CurrentInteraction, settle: Settle) -> None:
         """Look at all that came; raise TooFewClients to end the run."""
 
-    def uploads(self, at: Interaction, uploads: Uploads) -> Uploads:
+    def uploads(self, at: CurrentInteraction, uploads: Uploads) -> Uploads:
         """Return what the method gets of the uploads."""
         return uploads
 
     def answered(self, results: Answers) -> None:
         """Look at answers to any orders, of training, scoring or finishing."""
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put into the record of an interaction what this part knows of it."""
 
     def tells(self, record: Record) -> Mapping[str, Any]:
@@ -346,7 +347,7 @@ class ServerPart:
 class WholeCohort(Exchange):
     """Waits for a whole cohort, or for the first of more clients than are needed."""
 
-    def train(self, at: Interaction, state: ServerState) -> Answers:
+    def train(self, at: CurrentInteraction, state: ServerState) -> Answers:
         """Let the cohort train; leave out uploads that do not count."""
         parts = self.parts
         if not at.ctx.cohort:
@@ -366,7 +367,7 @@ class WholeCohort(Exchange):
 
 
 def check_left(
-    out: Mapping[int, str], left: Sequence[object], min_clients: int | None, round: int
+    out: Mapping[int, str], left: Sequence[object], min_clients: int | None, round: Round
 ) -> None:
     """Check that enough uploads are left without those that are left out.
 

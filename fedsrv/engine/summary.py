@@ -13,13 +13,13 @@ import numpy as np
 
 from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.schedule import Stage, Task
 from fedmodels.numerics.metric_names import CHOSEN, DEFINITIONS, OF_FIGURE, is_written_by_runs
 from fedmodels.numerics.metrics import (
     best_round,
     chosen,
     forgetting,
 )
+from fedmodels.position import Stage, Task
 from fedmodels.training.fault import line_of
 from fedsrv.state.record import ClientRow, Record
 

@@ -9,7 +9,7 @@ from fedmodels.errors import ConfigError
 from fedsrv.begin_from import beginning_of
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
+from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
@@ -40,7 +40,7 @@ class Beginning(ServerPart):
                 "behind them"
             )
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put into the first record from what the run began, ``began_from``.
 
         It has the ``run``, the ``interaction`` after which its models were, and their ``sha256``.

@@ -24,6 +24,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, RunFailed, reason_of
 from fedmodels.methods import make
+from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Norms
@@ -36,7 +37,7 @@ from fedsrv.engine.cohort import Answers, AnyOf, TooFewOrders, Trip
 from fedsrv.engine.comparison import measured_in
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
-from fedsrv.engine.server_part import Exchange, Interaction, Kernel, ServerPart
+from fedsrv.engine.server_part import CurrentInteraction, Exchange, Kernel, ServerPart
 from fedsrv.state.record import Record
 
 
@@ -54,7 +55,7 @@ class AsynchronousRounds(ServerPart):
         """Refuse a method whose late uploads cannot be moved to other weights."""
         check_asynchronous(method, run)
 
-    def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
+    def exchange(self, rounds: Kernel, interaction: Interaction) -> Exchange:
         """Return a buffer of uploads."""
         return BufferedRounds(rounds, interaction)
 
@@ -64,7 +65,7 @@ class BufferedRounds(Exchange):
 
     tries_first = maps_state = False
 
-    def __init__(self, parts: Kernel, interaction: int) -> None:
+    def __init__(self, parts: Kernel, interaction: Interaction) -> None:
         """Give the orders again that were under way at a commit."""
         super().__init__(parts)
         self.experiment, self.cohort = parts.experiment, parts.cohort
@@ -73,11 +74,11 @@ class BufferedRounds(Exchange):
         check_asynchronous(parts.method, parts.plan.run)
         last = parts.store.ledger.record(interaction)
         ordered = dict(last.get("under_way", ())) if last else {}
-        self.under_way = self._orders_at(interaction + 1, ordered)
+        self.under_way = self._orders_at(Interaction(interaction + 1), ordered)
         """The clients with an order under way, and the interaction of that order."""
         self.undone = parts.store.ledger.undone()
         """Records that a roll-back undid, by interaction; the replay follows their arrivals."""
-        self.begun: dict[int, Weights] = {}
+        self.begun: dict[Interaction, Weights] = {}
         """Everybody's weights at the start of each interaction that has an order under way."""
         self.company = self._company_at(interaction)
         """The norms of the last uploads that count, as many as train at once."""
@@ -86,23 +87,25 @@ class BufferedRounds(Exchange):
             versions = sorted({*self.under_way.values()})
             self.cohort.send(*(self._trip_again(begun) for begun in versions))
 
-    def _goes_on(self, interaction: int) -> bool:
+    def _goes_on(self, interaction: Interaction) -> bool:
         """Tell whether orders of earlier rounds are wanted after a commit."""
         return interaction + 1 < len(self.parts.plan.steps)
 
-    def _orders_at(self, interaction: int, under_way: Mapping[int, int]) -> dict[int, int]:
+    def _orders_at(
+        self, interaction: Interaction, under_way: Mapping[int, Interaction]
+    ) -> dict[int, Interaction]:
         """Return the orders under way that are still wanted in an interaction."""
         aside = self.parts.plan.aside
         return {c: n for c, n in under_way.items() if takes_part(c, interaction, aside)}
 
-    def _state_of(self, begun: int) -> ServerState:
+    def _state_of(self, begun: Interaction) -> ServerState:
         """Return what the orders of an interaction train from."""
-        return self.parts.state_after(begun - 1)
+        return self.parts.state_after(Interaction(begun - 1))
 
-    def _company_at(self, interaction: int) -> deque[Norms]:
+    def _company_at(self, interaction: Interaction) -> deque[Norms]:
         """Return the norms of the last uploads up to a commit; a round alone may have one."""
         newest, size = list[Norms](), self.experiment.cohort_size
-        for number in range(interaction, -1, -1):
+        for number in map(Interaction, range(interaction, -1, -1)):
             record = self.parts.store.ledger.record(number)
             if record is None or len(newest) >= size:
                 break
@@ -111,7 +114,7 @@ class BufferedRounds(Exchange):
 
     # --- one interaction --------------------------------------------------------------------------
 
-    def train(self, at: Interaction, state: ServerState) -> Answers:
+    def train(self, at: CurrentInteraction, state: ServerState) -> Answers:
         """Let idle clients begin, and take the first uploads that come."""
         step, present, at.company = at.step, at.ctx.cohort, self.company
         followed = self.undone.get(step.interaction) or self.followed.get(step.interaction)
@@ -131,14 +134,14 @@ class BufferedRounds(Exchange):
         self.parts.leave_out(at.ctx, found, self.parts.judged(at, found))
         return found
 
-    def aligned(self, at: Interaction, state: ServerState) -> ServerContext | None:
+    def aligned(self, at: CurrentInteraction, state: ServerState) -> ServerContext | None:
         """Change late uploads as if all had begun with the present weights; return who came."""
         self._rebase(at.step, at.results, state)
         if not at.results.by_client:  # they were all left out, and the model stays
             return None
         return self.parts.context(at.step, tuple(sorted(at.results.arrivals)))
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down which uploads came when, and what is under way; uploads that count are company.
 
         Their mean staleness is a metric.
@@ -163,7 +166,7 @@ class BufferedRounds(Exchange):
             self.cohort.send(self._trip_of(step, state, begin))
         self.under_way |= dict.fromkeys(begin, step.interaction)
 
-    def _trip_again(self, begun: int) -> Trip:
+    def _trip_again(self, begun: Interaction) -> Trip:
         """Return the orders of an earlier interaction that are under way."""
         clients = [c for c, number in self.under_way.items() if number == begun]
         return self._trip_of(self.parts.plan.steps[begun], self._state_of(begun), clients)
@@ -188,7 +191,7 @@ class BufferedRounds(Exchange):
 
     # --- uploads ----------------------------------------------------------------------------------
 
-    def _take(self, at: Interaction, state: ServerState, flush: AnyOf) -> Answers:
+    def _take(self, at: CurrentInteraction, state: ServerState, flush: AnyOf) -> Answers:
         """Take the first uploads; let others train where those with orders failed or died."""
         while True:
             try:
@@ -200,7 +203,7 @@ class BufferedRounds(Exchange):
                 self.under_way = found.under_way
                 return found
 
-    def _more(self, at: Interaction, found: Answers) -> AnyOf | None:
+    def _more(self, at: CurrentInteraction, found: Answers) -> AnyOf | None:
         """Return which further uploads a step needs in place of those that will be left out.
 
         Without them a client that lies and is quick would end round after round by itself.

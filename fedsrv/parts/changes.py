@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.schedule import Task
 from fedmodels.numerics import change
+from fedmodels.position import Round, Task
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.engine.summary import Figures, by_task, has_tasks, is_scored_in
 from fedsrv.state.record import Record
@@ -36,7 +36,7 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
     scored: dict[str, list[change.Scored]] = {}
     last: dict[str, int] = {}
     own_tasks = experiment.schedule.own_tasks
-    began: dict[str, dict[int, int]] = {}
+    began: dict[str, dict[int, Round]] = {}
     alarms: dict[str, set[int]] = {}
     for record in records:
         began.setdefault("", {}).setdefault(record["task"], record["round"])

@@ -11,13 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedmodels.config.schedule import Task
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift_numbers import Words
 from fedmodels.numerics.metric_tables import DRIFT_PARTS
+from fedmodels.position import Interaction, Task
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
+from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.record import ClientRow, Record, of_parts
 from fedsrv.state.store import Store
@@ -36,7 +36,7 @@ class Drift(ServerPart):
         super().__init__(store, events, given)
         self._seen = Seen()
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down the mean drift of the clients that report one, and of what people are told.
 
         ``drift`` lists whose data moved, in which task, and a line on what moved.
@@ -53,11 +53,11 @@ class Drift(ServerPart):
         if alarms := self._seen.see(rows, tasks):
             of_parts(record)["drift"] = [self._alarm(at, *each, rows, tasks) for each in alarms]
 
-    def _catch_up(self, interaction: int) -> None:
+    def _catch_up(self, interaction: Interaction) -> None:
         """Read what committed records tell, where this is not the interaction after the last."""
         if self._seen.interactions != interaction:
             self._seen = Seen()
-            for number in range(interaction):
+            for number in map(Interaction, range(interaction)):
                 record = self.store.ledger.record(number)
                 if record is None:  # it is on its way to the disk, from before drift was asked for
                     continue
@@ -66,7 +66,7 @@ class Drift(ServerPart):
             self._seen.interactions = interaction
 
     def _alarm(
-        self, at: Interaction, part: str, client: str, rows: Mapping[str, ClientRow],
+        self, at: CurrentInteraction, part: str, client: str, rows: Mapping[str, ClientRow],
         tasks: Mapping[str, Task],
     ) -> dict[str, Any]:  # fmt: skip
         """Return an alarm as the record has it."""

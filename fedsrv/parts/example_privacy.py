@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from fedmodels.config.schedule import Task
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
+from fedmodels.position import Task
 from fedmodels.privacy.coverage import assumptions, check_allowed
 from fedmodels.training.private_steps import check_hides_examples
 from fedmodels.training.private_uploads import contributions
@@ -20,7 +20,7 @@ from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step
-from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart, Settle
+from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.parts.private_rounds import told
 from fedsrv.state.record import Record, of_parts, trained_in
@@ -65,13 +65,13 @@ class ExamplePrivacy(ServerPart):
         )
         self._read(plan, self.store.committed)
 
-    def came(self, at: Interaction, settle: Settle) -> None:
+    def came(self, at: CurrentInteraction, settle: Settle) -> None:
         """Say of clients that do not train any more that they did not."""
         for client, why in self._abstain.items():
             if (client, at.step.task_of(client)) not in self._told:
                 at.results.failed[client] = why
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down what is spent, ``privacy``: ``epsilon`` at ``delta``."""
         self._see(record, at.plan)
 

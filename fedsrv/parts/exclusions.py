@@ -15,6 +15,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError, RunFailed
 from fedmodels.files import write_atomically
+from fedmodels.position import Interaction
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
 from fedsrv.events import EventLog
@@ -81,7 +82,7 @@ class Exclusions(ServerPart):
         due = {client: BY_HAND for client in sorted(self._asked) if client not in aside}
         if (times := self.experiment.server.exclude_after) is not None:
             settle()
-            before = range(step.interaction - 1, -1, -1)
+            before = map(Interaction, range(step.interaction - 1, -1, -1))
             records = (self.store.ledger.record(n) for n in before)
             odd = warned_in_a_row((r for r in records if r is not None), times)
             for client in sorted({*odd} - {*aside, *due}):

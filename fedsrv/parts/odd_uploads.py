@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedmodels.errors import ClientFailed, TooFewClients
+from fedmodels.position import Interaction
 from fedsrv.engine.cohort import Answers
 from fedsrv.engine.comparison import (
     SUSPECT,
@@ -25,7 +26,7 @@ from fedsrv.engine.comparison import (
     standing_out,
 )
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart, Settle
+from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
@@ -38,7 +39,7 @@ def suspects(record: Record) -> dict[int, Oddity]:
     return oddities(cohort, SUSPECT)
 
 
-def first_odd(records: Iterable[Record]) -> tuple[int, int, Oddity] | None:
+def first_odd(records: Iterable[Record]) -> tuple[Interaction, int, Oddity] | None:
     """Return where the odd uploads of one client begin that last until the latest commit.
 
     Returns:
@@ -47,7 +48,7 @@ def first_odd(records: Iterable[Record]) -> tuple[int, int, Oddity] | None:
 
     The latest record comes first.
     """
-    found: tuple[int, int, Oddity] | None = None
+    found: tuple[Interaction, int, Oddity] | None = None
     for record in records:
         odd = suspects(record)
         if found is None and odd:
@@ -60,12 +61,12 @@ def first_odd(records: Iterable[Record]) -> tuple[int, int, Oddity] | None:
     return found
 
 
-def odd_commit(store: Store) -> tuple[int, int, Oddity] | None:
+def odd_commit(store: Store) -> tuple[Interaction, int, Oddity] | None:
     """Return where the odd uploads of one client begin (:func:`first_odd`).
 
     Only commits count that a run can go back before.
     """
-    numbers = range(store.committed, store.floor, -1)
+    numbers = map(Interaction, range(store.committed, store.floor, -1))
     return first_odd(record for n in numbers if (record := store.ledger.record(n)) is not None)
 
 
@@ -78,13 +79,13 @@ class OddUploads(ServerPart):
         self._in_a_row: dict[str, int] = {}
         """How often in a row each client's upload stood out, and each sum."""
 
-    def leaves_out(self, at: Interaction, results: Answers) -> dict[int, str]:
+    def leaves_out(self, at: CurrentInteraction, results: Answers) -> dict[int, str]:
         """Return whose uploads lie too far out of their cohort."""
         if results.added is not None:
             return results.added.far_out(results)
         return far_out(results.measured(), at.company)
 
-    def came(self, at: Interaction, settle: Settle) -> None:
+    def came(self, at: CurrentInteraction, settle: Settle) -> None:
         """Refuse to go on if most clients failed right after a commit with an odd upload.
 
         Raises:
@@ -98,7 +99,7 @@ class OddUploads(ServerPart):
                 client, why = next(iter(failed.items()))
                 raise TooFewClients(str(ClientFailed(client, at.step.round, "upload", why)))
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down how far each upload lies from what was given, and which ones stand out.
 
         ``warned`` has the clients whose uploads count and stand out, and in what; ``agreed`` those
@@ -151,7 +152,7 @@ class OddUploads(ServerPart):
         why = f"client {client}'s upload in interaction {shown} was odd: {oddity}"
         reason = f"{why}; clients failed right after it"
         self.events.tell("rollback", client, interaction=interaction - 1, reason=reason)
-        self.store.take_back(interaction - 1)
+        self.store.take_back(Interaction(interaction - 1))
         first = failed.line if isinstance(failed, TooFewClients) else failed
         return TooFewClients(
             f"{why}. Right after it clients failed, the first so: {first}. The run is back before "

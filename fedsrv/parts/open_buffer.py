@@ -17,12 +17,13 @@ from dataclasses import replace
 from fedmodels.errors import RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
+from fedmodels.position import Interaction
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ServerState
 from fedsrv.engine.cohort import Answers, AnyOf
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, draw_cohort, takes_part
-from fedsrv.engine.server_part import Interaction, Kernel
+from fedsrv.engine.server_part import CurrentInteraction, Kernel
 from fedsrv.parts.buffered_rounds import BufferedRounds, not_asynchronous
 from fedsrv.parts.open_plan import OpenPlan, opened
 from fedsrv.state.record import Record
@@ -32,7 +33,7 @@ class OpenBuffer(BufferedRounds):
     """Rounds that end with the first uploads, while tasks, classes and clients come."""
 
     def __init__(
-        self, parts: Kernel, interaction: int, owed: Callable[[OpenPlan], Mapping[int, int]]
+        self, parts: Kernel, interaction: Interaction, owed: Callable[[OpenPlan], Mapping[int, int]]
     ) -> None:
         """Give the orders again that were under way at a commit.
 
@@ -48,21 +49,23 @@ class OpenBuffer(BufferedRounds):
         self._still_owed, self._owed = owed, dict[int, int]()
         self._following = bool(self.followed)
 
-    def _goes_on(self, interaction: int) -> bool:
+    def _goes_on(self, interaction: Interaction) -> bool:
         """Tell whether orders of earlier rounds are wanted: also while the run rests."""
         return True
 
-    def _orders_at(self, interaction: int, under_way: Mapping[int, int]) -> dict[int, int]:
+    def _orders_at(
+        self, interaction: Interaction, under_way: Mapping[int, Interaction]
+    ) -> dict[int, Interaction]:
         """Return the orders under way that are still wanted after a commit."""
         return kept_orders(opened(self.parts.plan), interaction, under_way)
 
-    def _state_of(self, begun: int) -> ServerState:
+    def _state_of(self, begun: Interaction) -> ServerState:
         """Return what the orders of an interaction train from, with what the run grew by then."""
         return grown_at(self.parts, begun, super()._state_of(begun))
 
     # --- one interaction --------------------------------------------------------------------------
 
-    def train(self, at: Interaction, state: ServerState) -> Answers:
+    def train(self, at: CurrentInteraction, state: ServerState) -> Answers:
         """Drop orders that nobody wants any more, let clients begin, and take uploads.
 
         Raises:
@@ -81,7 +84,7 @@ class OpenBuffer(BufferedRounds):
         self._owed, self.experiment = dict(self._still_owed(plan)), plan.run.experiment
         return super().train(at, state)
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down which uploads came; end the stage once nobody owes any more."""
         plan, results = opened(at.plan), at.results
         came = {int(c): results.arrivals[int(c)] for c in results.by_client}
@@ -130,7 +133,9 @@ class OpenBuffer(BufferedRounds):
         return replace(flush, needed=needed)
 
 
-def kept_orders(plan: OpenPlan, interaction: int, under_way: Mapping[int, int]) -> dict[int, int]:
+def kept_orders(
+    plan: OpenPlan, interaction: Interaction, under_way: Mapping[int, Interaction]
+) -> dict[int, Interaction]:
     """Return the orders under way that are still wanted in an interaction, by client.
 
     Clients that left have none, and neither have tasks that were set aside. New classes end all
@@ -156,7 +161,7 @@ def kept_orders(plan: OpenPlan, interaction: int, under_way: Mapping[int, int]) 
     }
 
 
-def on_present_task(plan: OpenPlan, orders: Mapping[int, int]) -> list[int]:
+def on_present_task(plan: OpenPlan, orders: Mapping[int, Interaction]) -> list[int]:
     """Return the clients whose orders are of the tasks that they are on by a plan.
 
     Args:
@@ -166,7 +171,7 @@ def on_present_task(plan: OpenPlan, orders: Mapping[int, int]) -> list[int]:
     return [c for c, begun in orders.items() if begun >= plan.began.get(c, (0,))[-1]]
 
 
-def grown_at(parts: Kernel, begun: int, state: ServerState) -> ServerState:
+def grown_at(parts: Kernel, begun: Interaction, state: ServerState) -> ServerState:
     """Return the state that an interaction's orders trained from.
 
     Args:

@@ -18,8 +18,8 @@ from typing import Any, Self
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.open_changes import changed
-from fedmodels.config.schedule import Stage, Task
 from fedmodels.errors import ConfigError
+from fedmodels.position import Interaction, Round, Stage, Task
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.method import Method
@@ -41,7 +41,7 @@ from fedsrv.state.store import Store
 class Growth:
     """What a run knows from an interaction on, beyond what it knew before."""
 
-    interaction: int
+    interaction: Interaction
     tasks: Mapping[int, int] = field(default_factory=dict)
     """The number of tasks of each client that goes on to another one, or is new."""
     classes: tuple[str, ...] = ()
@@ -81,7 +81,7 @@ class Growth:
             for name in ("tasks", "owed", "failed")
         )
         return cls(
-            int(found["interaction"]),
+            Interaction(int(found["interaction"])),
             tasks,
             tuple(map(str, found["classes"])),
             tuple(map(int, found["retired"])),
@@ -101,7 +101,7 @@ class OpenPlan(Plan):
 
     growths: Sequence[Growth] = ()
     """How it grew so far."""
-    began: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    began: Mapping[int, tuple[Interaction, ...]] = field(default_factory=dict)
     """The interactions in which each client went on to a task, ascending."""
     described: Mapping[int, Profile] = field(default_factory=dict)
     """What ``profiles`` were made from, whole; those of clients that stay as they are, are kept."""
@@ -149,15 +149,16 @@ class OpenPlan(Plan):
         before, stage = self.steps[: growth.interaction], Stage(len(self.growths))
         owed = {c: n for c, n in growth.owed.items() if c not in growth.away}
         gone = {place for each in growths for place in each.set_aside}
-        untrained = {c: len(before) for c, task in present.items() if (c, task) in gone}
+        first = Interaction(len(before))
+        untrained = {c: first for c, task in present.items() if (c, task) in gone}
         until = {**aside, **untrained}
         if buffer := experiment.schedule.buffer:
             due = rounds_ahead(
                 buffer, {c: n for c, n in owed.items() if c in {*present} - {*untrained}}
             )
-            added = buffer_steps(stage, len(before), due, present, gone)
+            added = buffer_steps(stage, first, due, present, gone)
         else:
-            added = stage_steps(experiment, stage, len(before), present, owed, weights, until)
+            added = stage_steps(experiment, stage, first, present, owed, weights, until)
         steps = [*before, *added]
         if len(classes.names) > run.problem.num_classes:
             run = run.for_classes(len(classes.names))
@@ -185,7 +186,7 @@ class OpenPlan(Plan):
         found = {key: now for each in self.growths for key, (_, now) in each.changes.items()}
         return table_of(found) if found else None
 
-    def with_rounds(self, interaction: int, rounds: int) -> OpenPlan:
+    def with_rounds(self, interaction: Interaction, rounds: int) -> OpenPlan:
         """Return the plan with so many asynchronous rounds of its stage from an interaction on."""
         there = (c for c in self.profiles if takes_part(c, interaction, self.aside))
         present = {c: Task(self.tasks[c] - 1) for c in there}
@@ -250,7 +251,7 @@ class OpenPlan(Plan):
         least = experiment.server.min_clients
         return least is not None and least < experiment.schedule.clients
 
-    def task_began(self, client: ClientId, step: Step) -> int:
+    def task_began(self, client: ClientId, step: Step) -> Round:
         """Return the round in which a client's task of a step began; 0 for the evaluator.
 
         Rounds without the client do not count, where a course of the rate follows its rounds.
@@ -262,8 +263,9 @@ class OpenPlan(Plan):
         course, schedule = experiment.training.lr_schedule, experiment.schedule
         takes_all = schedule.participants == "all" and not schedule.selects
         if takes_all or course is None or course.over != "rounds":
-            return first
-        return step.round - sum(client in s.cohort for s in self.steps[first : step.interaction])
+            return Round(first)  # every round is one interaction
+        trained = sum(client in s.cohort for s in self.steps[first : step.interaction])
+        return Round(step.round - trained)
 
     def tasks_seen(self, step: Step) -> int:
         """Return the most tasks that a client is scored on."""
@@ -302,11 +304,11 @@ def rounds_of(
 def stage_steps(
     experiment: Experiment,
     stage: Stage,
-    first: int,
+    first: Interaction,
     tasks: Mapping[int, Task],
     owed: Mapping[int, int],
     weights: Mapping[int, int] | None = None,
-    aside: Mapping[int, int] | None = None,
+    aside: Mapping[int, Interaction] | None = None,
 ) -> list[Step]:
     """Return the interactions of a stage of an open run, until everybody has trained as is owed.
 
@@ -322,16 +324,16 @@ def stage_steps(
     left = {c: n for c, n in owed.items() if n and c in tasks}
     cohorts = list[tuple[int, ...]]()
     while True:  # every round is one interaction
-        n = first + len(cohorts)
+        n = Interaction(first + len(cohorts))
         there = [client for client in sorted(tasks) if takes_part(client, n, aside or {})]
         owing = {client: left[client] for client in there if left.get(client)}
         if not owing:
             break
-        cohorts.append(stage_cohort(experiment, n, there, owing, weights))
+        cohorts.append(stage_cohort(experiment, Round(n), there, owing, weights))
         left |= {client: left[client] - 1 for client in cohorts[-1] if client in owing}
     last = first + len(cohorts) - 1
     return [
-        Step(n, n, stage, cohort, True, False, n == last, tasks)
+        Step(Interaction(n), Round(n), stage, cohort, True, False, n == last, tasks)
         for n, cohort in enumerate(cohorts, first)
     ]
 
@@ -350,7 +352,7 @@ def rounds_ahead(buffer: int, owed: Mapping[int, int]) -> int:
 
 def buffer_steps(
     stage: Stage,
-    first: int,
+    first: Interaction,
     rounds: int,
     tasks: Mapping[int, Task],
     set_aside: Collection[tuple[int, int]],
@@ -366,12 +368,14 @@ def buffer_steps(
     """
     cohort = tuple(c for c in sorted(tasks) if (c, tasks[c]) not in set_aside)
     numbers = range(first, first + rounds)
-    return [Step(n, n, stage, cohort, True, False, False, tasks) for n in numbers]
+    return [
+        Step(Interaction(n), Round(n), stage, cohort, True, False, False, tasks) for n in numbers
+    ]
 
 
 def stage_cohort(
     experiment: Experiment,
-    interaction: int,
+    round: Round,
     there: Sequence[int],
     owing: Mapping[int, int],
     weights: Mapping[int, int] | None = None,
@@ -380,7 +384,7 @@ def stage_cohort(
 
     Args:
         experiment: gives cohort size, who takes part beside them, and the seed.
-        interaction: which one.
+        round: which one.
         there: clients that may train.
         owing: how often those of them have still to train that have new data.
         weights: of each client, as for :func:`draw_cohort`.
@@ -390,7 +394,7 @@ def stage_cohort(
         size += schedule.over_select
 
     def drawn(some: Sequence[int], most: int) -> tuple[int, ...]:
-        return draw_cohort(experiment.seed, interaction, some, most, weights) if most > 0 else ()
+        return draw_cohort(experiment.seed, round, some, most, weights) if most > 0 else ()
 
     cohort = list[int]()
     for rounds in sorted({*owing.values()}, reverse=True):

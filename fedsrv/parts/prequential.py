@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.server_part import Interaction, ServerPart
+from fedsrv.engine.server_part import CurrentInteraction, ServerPart
 from fedsrv.engine.summary import Figures
 from fedsrv.state.record import Record
 
@@ -16,7 +16,7 @@ from fedsrv.state.record import Record
 class PrequentialScores(ServerPart):
     """Tells how good clients' models are on new tasks before anybody trains on these."""
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down the mean over the clients that begin a task."""
         rows = record["clients"].values()
         if values := [row["prequential"] for row in rows if "prequential" in row]:

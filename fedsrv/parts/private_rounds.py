@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, PayloadError, RunFailed, TooFewClients
+from fedmodels.position import Interaction
 from fedmodels.privacy.accounting import (
     GaussianReleases,
     epsilon_of,
@@ -42,7 +43,7 @@ from fedsrv.engine.cohort import Answers
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, takes_part
-from fedsrv.engine.server_part import NOTHING, CheckUpload, Interaction, ServerPart, Settle
+from fedsrv.engine.server_part import NOTHING, CheckUpload, CurrentInteraction, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
@@ -148,12 +149,12 @@ class ClientPrivacy(ServerPart):
 
         return quietly
 
-    def leaves_out(self, at: Interaction, results: Answers) -> dict[int, str]:
+    def leaves_out(self, at: CurrentInteraction, results: Answers) -> dict[int, str]:
         """Forget how far uploads lie from others: who counts, and records, would tell of it."""
         results.forget_measured()
         return {}
 
-    def uploads(self, at: Interaction, uploads: Uploads) -> Uploads:
+    def uploads(self, at: CurrentInteraction, uploads: Uploads) -> Uploads:
         """Return the mean with noise, or each upload with its own."""
         results = at.results
         sums = results.sums
@@ -163,7 +164,7 @@ class ClientPrivacy(ServerPart):
         expected = self.expected(at.step, at.plan)
         return self.released(at.ctx, expected, self._given, came, folded) or uploads
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down what is spent, ``privacy``: ``epsilon`` at ``delta`` after so many ``releases``.
 
         ``epsilon_renyi`` is the coarser figure of Renyi accounting. Where the bound adapts, also
@@ -194,7 +195,7 @@ class ClientPrivacy(ServerPart):
         reads_each = self.method.reduction == "each"
         return releases_of_clients(self.experiment, self.noise, times, reads_each=reads_each)
 
-    def _note(self, interaction: int, content: Tensor, over: Over | None = None) -> None:
+    def _note(self, interaction: Interaction, content: Tensor, over: Over | None = None) -> None:
         """Write down a release, before anything of it leaves.
 
         Raises:
@@ -325,7 +326,7 @@ class ClientPrivacy(ServerPart):
         }
         return Uploads(each, alike, "each")
 
-    def _over(self, interaction: int, given: Weights, sent: Mapping[int, Bundle]) -> Over:
+    def _over(self, interaction: Interaction, given: Weights, sent: Mapping[int, Bundle]) -> Over:
         """Return what a sum is over; clients' noise is the same whenever they train from the same.
 
         Raises:
@@ -361,15 +362,15 @@ class ClientPrivacy(ServerPart):
 
     # --- the bound that adapts --------------------------------------------------------------------
 
-    def _clip_at(self, interaction: int) -> float:
+    def _clip_at(self, interaction: Interaction) -> float:
         """Return the bound of an interaction: the config's, then what the one before it left."""
         if interaction - 1 not in self._clips:
-            record = self.store.ledger.record(interaction - 1) if interaction else None
+            record = self.store.ledger.record(Interaction(interaction - 1)) if interaction else None
             told = of_parts(record).get("privacy", {}) if record else {}
             return float(told.get("clip_next", self.privacy.clip))
         return self._clips[interaction - 1]
 
-    def _adapt(self, interaction: int, clip: float, within: float) -> None:
+    def _adapt(self, interaction: Interaction, clip: float, within: float) -> None:
         """Let the bound of the weights follow the share of clients that lie within it."""
         assert self.privacy.clip_quantile is not None, "it adapts"
         following = clip * math.exp(-RATE * (within - self.privacy.clip_quantile))

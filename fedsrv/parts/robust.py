@@ -10,7 +10,7 @@ from fedmodels.reductions.rule import rule_of
 from fedmodels.training.hooks import reads_singly
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.server_part import NOTHING, Interaction, ServerPart
+from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
@@ -33,7 +33,7 @@ class RobustRules(ServerPart):
             line = f"{named} does not reach all of {plan.method.name}: {singly}"
             self.events.tell("note", line=line)
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down the classes whose prototypes came from so few clients that all may lie.
 
         ``rare_classes`` has them by level.

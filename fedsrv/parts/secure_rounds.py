@@ -31,6 +31,7 @@ from fedmodels.config.privacy import MIN_GROUP, masks_of
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClients
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.position import Interaction
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.archive import load, save
@@ -44,7 +45,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AllOf, Answer, Answers, Trip, UploadForm
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.server_part import Exchange, Interaction, Kernel, ServerPart
+from fedsrv.engine.server_part import CurrentInteraction, Exchange, Kernel, ServerPart
 from fedsrv.parts.secure_group import SecureGroup, check_advertised, check_fields
 from fedsrv.parts.secure_totals import OpenedSums
 from fedsrv.state.record import Record, of_parts
@@ -110,7 +111,7 @@ class SecureSums(ServerPart):
         """Refuse a method whose uploads cannot be summed under masks."""
         check_secure_sum(plan.method, plan.run)
 
-    def exchange(self, rounds: Kernel, interaction: int) -> Exchange:
+    def exchange(self, rounds: Kernel, interaction: Interaction) -> Exchange:
         """Return the exchange phase by phase."""
         return SecureRounds(rounds)
 
@@ -147,7 +148,7 @@ class SecureRounds(Exchange):
         """How uploads of the present classes are summed under masks."""
         return self.parts.plan.wire.part(SecureUpload)
 
-    def train(self, at: Interaction, state: ServerState) -> Answers:
+    def train(self, at: CurrentInteraction, state: ServerState) -> Answers:
         """Let a cohort train; return its reports, and sums of uploads that nobody saw one by one.
 
         Raises:
@@ -429,11 +430,11 @@ class SecureRounds(Exchange):
 
     # --- at rest ----------------------------------------------------------------------------------
 
-    def _file(self, interaction: int) -> Path:
+    def _file(self, interaction: Interaction) -> Path:
         """Return the file, beside the server's states, of an interaction under way."""
         return self.store.states / f"sum-{interaction:08d}.safetensors"
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down who was asked for a sum together, and what did not open: ``secure_sum``.
 
         It has the ``groups`` of clients, their ``thresholds``, and the clients whose secrets did
@@ -448,7 +449,7 @@ class SecureRounds(Exchange):
             if int(path.stem.partition("-")[2]) <= self.store.committed:
                 path.unlink(missing_ok=True)
 
-    def _save(self, interaction: int, found: SecureRound) -> None:
+    def _save(self, interaction: Interaction, found: SecureRound) -> None:
         """Store how far an interaction is."""
         facts: dict[str, Any] = {
             "work": found.work, "failed": [*found.failed.items()], "wire": found.wire,
@@ -467,7 +468,7 @@ class SecureRounds(Exchange):
         fsync = self.store.strict
         save(self._file(interaction), Bundle(weights=totals), header, fsync=fsync)
 
-    def _load(self, interaction: int, work: str) -> SecureRound | None:
+    def _load(self, interaction: Interaction, work: str) -> SecureRound | None:
         """Return how far an interaction is; None if nothing whole is stored, or only other work."""
         path = self._file(interaction)
         try:

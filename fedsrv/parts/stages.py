@@ -22,6 +22,7 @@ from fedmodels.data_description import UNUSUAL
 from fedmodels.errors import ConfigError, OrderDeclined, PayloadError, RunFailed
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
+from fedmodels.position import Interaction
 from fedmodels.run_classes import ClassChange
 from fedmodels.training.hooks import learns_at_task_end
 from fedmodels.training.method import Method
@@ -34,8 +35,8 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, new_classes, takes_part
 from fedsrv.engine.server_part import (
     NOTHING,
+    CurrentInteraction,
     Exchange,
-    Interaction,
     Kernel,
     Running,
     ServerPart,
@@ -196,7 +197,7 @@ class OpenRuns(ServerPart):
         self._stages = stages
         return stages
 
-    def exchange(self, rounds: Kernel, interaction: int) -> Exchange | None:
+    def exchange(self, rounds: Kernel, interaction: Interaction) -> Exchange | None:
         """Return the buffer of asynchronous rounds, which lasts over growths."""
         if not self.experiment.schedule.buffer:
             return None
@@ -207,7 +208,7 @@ class OpenRuns(ServerPart):
         """Tell that no interaction is the last one."""
         return {"open": True}
 
-    def records(self, at: Interaction, found: Reduced, record: Record) -> None:
+    def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down what the run grew by before an interaction, and note who has trained in it.
 
         ``unusual`` has the tasks that begin here and are not like their client's earlier ones, and
@@ -264,9 +265,9 @@ class Stages(Timetable):
         """How many uploads of clients that have to train came to nothing."""
         self._why: dict[int, str] = {}
         """Why the last upload of a client came to nothing."""
-        self._since: dict[int, int] = {}
+        self._since: dict[int, Interaction] = {}
         """The interaction in which each client went on to its present task."""
-        self._orders: dict[int, int] = {}
+        self._orders: dict[int, Interaction] = {}
         """Of asynchronous rounds: the interaction of each client's order that is under way."""
         self._buffer = store.experiment.schedule.buffer
         """How many uploads end a round, where rounds are asynchronous."""
@@ -284,18 +285,18 @@ class Stages(Timetable):
 
     # --- plans ------------------------------------------------------------------------------------
 
-    def plan_at(self, plan: Plan, interaction: int) -> Plan:
+    def plan_at(self, plan: Plan, interaction: Interaction) -> Plan:
         """Return the plan that an interaction was done by, or the first one."""
         return self._plan_at(interaction)
 
-    def steps_after(self, rounds: Running, interaction: int) -> Iterator[Step]:
+    def steps_after(self, rounds: Running, interaction: Interaction) -> Iterator[Step]:
         """Yield the steps after an interaction; the run grows in between."""
         ahead = partial(score_ahead, rounds)
         if self._buffer:
             self._again = self.store.ledger.undone().keys()
             self._score = lambda: rounds.parts.score_unscored(rounds.state)
         while True:
-            interaction += 1
+            interaction = Interaction(interaction + 1)
             plan = opened(rounds.parts.plan)
             if interaction >= len(plan.steps):
                 rounds.parts.commits.settle()  # what comes may come much later
@@ -308,7 +309,7 @@ class Stages(Timetable):
                 grow(rounds, plan, following)
             yield following.steps[interaction]
 
-    def _plan_at(self, interaction: int) -> OpenPlan:
+    def _plan_at(self, interaction: Interaction) -> OpenPlan:
         some = next(iter(self.known.values()))
         plan = OpenPlan.opened(self.method, self.store, self.growths[0], some)
         for growth in self.growths:
@@ -316,21 +317,21 @@ class Stages(Timetable):
                 plan = self._reaching(plan, growth.interaction).grown(growth, self.known)
         self._begin(plan)
         first = plan.growths[-1].interaction
-        before = self.store.ledger.record(first - 1) if self._buffer else None
+        before = self.store.ledger.record(Interaction(first - 1)) if self._buffer else None
         self._orders = dict(before.get("under_way", ())) if before else {}
-        for n in range(first, interaction + 1):
+        for n in map(Interaction, range(first, interaction + 1)):
             if (record := self.store.ledger.record(n)) is not None:
                 self.trained(record)
-        plan = self._reaching(plan, interaction + 1)
+        plan = self._reaching(plan, Interaction(interaction + 1))
         hold(self.store, plan)
         is_over = bool(self._buffer) and interaction >= first and not self.still_owed(plan)
         return plan.ended() if is_over else plan
 
-    def _reaching(self, plan: OpenPlan, interaction: int) -> OpenPlan:
+    def _reaching(self, plan: OpenPlan, interaction: Interaction) -> OpenPlan:
         """Return a plan with all interactions before one; asynchronous rounds have no number."""
         if not self._buffer or len(plan.steps) >= interaction:
             return plan
-        return plan.with_rounds(len(plan.steps), interaction - len(plan.steps))
+        return plan.with_rounds(Interaction(len(plan.steps)), interaction - len(plan.steps))
 
     def _first(self) -> Growth:
         """Return what the run begins with."""
@@ -340,7 +341,9 @@ class Stages(Timetable):
         tasks = dict.fromkeys(beginners, 1)
         announced = {client: profile.brought for client, profile in self.known.items()}
         classes = first_classes(self.store.experiment, announced)
-        return Growth(0, tasks, classes, owed=rounds_of(self.store.experiment, tasks, self.known))
+        return Growth(
+            Interaction(0), tasks, classes, owed=rounds_of(self.store.experiment, tasks, self.known)
+        )
 
     def _store(self, growth: Growth) -> None:
         self.store.grow(growth.to_json())
@@ -416,7 +419,7 @@ class Stages(Timetable):
 
     # --- what comes next --------------------------------------------------------------------------
 
-    def following(self, plan: OpenPlan, interaction: int, ahead: Ahead) -> OpenPlan | None:
+    def following(self, plan: OpenPlan, interaction: Interaction, ahead: Ahead) -> OpenPlan | None:
         """Return the plan of an interaction that comes next; None if the run is to end.
 
         ``plan`` is that of the interaction before.
@@ -456,7 +459,7 @@ class Stages(Timetable):
                 told = True
             self.cohort.rest(news.number, self._seconds_left(waited))
 
-    def _paced(self, plan: OpenPlan, interaction: int, away: Collection[int]) -> OpenPlan:
+    def _paced(self, plan: OpenPlan, interaction: Interaction, away: Collection[int]) -> OpenPlan:
         """Return a plan with asynchronous rounds ahead while somebody owes who is there.
 
         A round that was undone comes again, whoever is there by now.
@@ -478,7 +481,12 @@ class Stages(Timetable):
                 self.store.add_profile(client, text)
 
     def _growth_of(
-        self, plan: OpenPlan, interaction: int, news: News, waited: float, ahead: Ahead | None
+        self,
+        plan: OpenPlan,
+        interaction: Interaction,
+        news: News,
+        waited: float,
+        ahead: Ahead | None,
     ) -> Growth | None:
         """Return what the run grows by at an interaction; None if that is not due.
 
@@ -522,7 +530,7 @@ class Stages(Timetable):
         away = tuple(c for c in owed if c in news.away)
         return replace(found, owed=owed, failed=failed, away=away)
 
-    def _changes(self, plan: OpenPlan, interaction: int) -> dict[str, tuple[Any, Any]]:
+    def _changes(self, plan: OpenPlan, interaction: Interaction) -> dict[str, tuple[Any, Any]]:
         """Return what the run was started with and does not hold yet; from now on it does.
 
         A replay comes first: what is computed again is what it was.
@@ -535,7 +543,7 @@ class Stages(Timetable):
             self.store.experiment = changed(plan.run.experiment, now)
         return found
 
-    def _class_changes(self, interaction: int) -> tuple[ClassChange, ...]:
+    def _class_changes(self, interaction: Interaction) -> tuple[ClassChange, ...]:
         """Return the changes of classes that are wanted and not done; a replay comes first."""
         if interaction <= self.store.newest:
             return ()

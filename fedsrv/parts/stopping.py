@@ -12,6 +12,7 @@ from typing import Any
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metrics import best_round
+from fedmodels.position import Interaction
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
@@ -34,7 +35,7 @@ class Patience(ServerPart):
     def may_go_on(self, step: Step, plan: Plan, settle: Settle) -> str:
         """Return why the run ends; all interactions before the step are committed and count."""
         settle()
-        for number in range(self._stopping.seen, step.interaction):
+        for number in map(Interaction, range(self._stopping.seen, step.interaction)):
             record = self.store.ledger.record(number)
             assert record is not None, "it was committed"
             self._stopping.see(record["metrics"])

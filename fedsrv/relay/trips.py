@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
+from fedmodels.position import Interaction
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -266,7 +267,7 @@ class RelayedTrips:
                 self.group = self._group_of(delivery.group, sample, run)
             if self.group is not None:
                 self._grouped.add(trip)
-            self.below.commit(sample.committed, sample.durable)
+            self.below.commit(Interaction(sample.committed), Interaction(sample.durable))
             self.below.add_lasting([trip])
 
     def recall(self) -> None:

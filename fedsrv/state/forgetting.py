@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 
 from fedmodels.config.combinations import refusals
 from fedmodels.errors import ConfigError
+from fedmodels.position import NONE_YET, Interaction
 from fedsrv.state.store import Store
 
 WHY = "it is forgotten: the run is computed again without it (--forget)"
@@ -40,7 +41,9 @@ def forget(store: Store, names: Sequence[int | tuple[int, int]]) -> list[str]:
         for line in refusals(store.experiment, also="forgetting"):
             raise ConfigError(line)
         _check_tasks(store, tasks)
-        store.set_aside(dict.fromkeys(sorted(fresh), WHY), first=0)  # a crash leaves the wish
+        store.set_aside(
+            dict.fromkeys(sorted(fresh), WHY), Interaction(0)
+        )  # a crash leaves the wish
         store.forget_tasks(tasks, WHY)
     gone = {client for client, first in store.aside().items() if first == 0}
     records = [record for record, _ in store.ledger.records()]
@@ -50,7 +53,7 @@ def forget(store: Store, names: Sequence[int | tuple[int, int]]) -> list[str]:
         store.forget_tasks((), WHY, done=True)
         return [REMAINS] if fresh or tasks else []
     seconds = sum(record["seconds"].get("wall", 0.0) for record in records)
-    store.take_back(-1)
+    store.take_back(NONE_YET)
     store.forget_tasks((), WHY, done=True)
     named = [f"clients {', '.join(map(str, sorted(gone)))}"] if gone else []
     named += [f"task {task} of client {client}" for client, task in sorted(store.forgotten())]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedmodels.errors import RunFailed
+from fedmodels.position import NONE_YET, Interaction
 
 
 class LossTooLarge(Exception):
@@ -22,23 +23,23 @@ class LossTooLarge(Exception):
 class History:
     """Who trained for each interaction, and the limit of roll-backs; immutable."""
 
-    trained: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    trained: Mapping[Interaction, Mapping[int, Interaction]] = field(default_factory=dict)
     """Of each interaction, undone ones included: the clients whose uploads count, and the
     interaction of each one's order, which names the private state behind the upload."""
-    started_over: Mapping[int, int] = field(default_factory=dict)
+    started_over: Mapping[int, Interaction] = field(default_factory=dict)
     """By client: the interaction after which it began anew from its initial private state."""
-    highest: int = -1
+    highest: Interaction = NONE_YET
     """The newest interaction that was ever committed."""
-    floor: int = -1
+    floor: Interaction = NONE_YET
     """The earliest interaction the run may be rolled back to."""
     max_rollback: int = 0
 
-    def last_trained(self, interaction: int) -> dict[int, int]:
+    def last_trained(self, interaction: Interaction) -> dict[int, Interaction]:
         """Return each client's last order whose upload counts up to an interaction.
 
         That order names the private state that the client must hold.
         """
-        found: dict[int, int] = {}
+        found: dict[int, Interaction] = {}
         for number in sorted(self.trained):
             if number <= interaction:
                 since = self.started_over.get
@@ -79,7 +80,9 @@ class History:
             "fedcli join … --start-over"
         )
 
-    def after(self, interaction: int, ordered: Mapping[int, int], floor: int) -> History:
+    def after(
+        self, interaction: Interaction, ordered: Mapping[int, Interaction], floor: Interaction
+    ) -> History:
         """Return this history with one more committed interaction.
 
         ``ordered`` has the clients whose uploads count, and the interaction of each one's order.
@@ -90,10 +93,10 @@ class History:
 
     def target(
         self,
-        newest: int,
-        has_state: Callable[[int], bool],
+        newest: Interaction,
+        has_state: Callable[[Interaction], bool],
         versions: Mapping[int, Sequence[int]],
-    ) -> int:
+    ) -> Interaction:
         """Return the newest interaction whose server and client states all still exist.
 
         At -1 everything is derived from the seed: the run begins anew.
@@ -106,7 +109,7 @@ class History:
         Raises:
             RunFailed: that interaction lies further back than the run may go.
         """
-        for interaction in range(newest, self.floor - 1, -1):
+        for interaction in map(Interaction, range(newest, self.floor - 1, -1)):
             trained = self.last_trained(interaction).items()
             if has_state(interaction) and all(
                 number in versions[client] for client, number in trained if client in versions

@@ -26,6 +26,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
+from fedmodels.position import NONE_YET, Interaction
 from fedsrv.state.record import Record
 
 SIZE = 32
@@ -315,17 +316,17 @@ class Ledger:
     # --- records ----------------------------------------------------------------------------------
 
     @property
-    def committed(self) -> int:
+    def committed(self) -> Interaction:
         """Return the last committed interaction; -1 before the first."""
         found = self.db.execute("SELECT MAX(interaction) FROM interactions").fetchone()[0]
-        return -1 if found is None else int(found)
+        return NONE_YET if found is None else Interaction(int(found))
 
     def records(self) -> list[tuple[Record, bool]]:
         """Return every committed record and whether its scores are in."""
         rows = self.db.execute("SELECT record, scored FROM interactions ORDER BY interaction")
         return [(json.loads(record), bool(scored)) for record, scored in rows]
 
-    def record(self, interaction: int) -> Record | None:
+    def record(self, interaction: Interaction) -> Record | None:
         """Return the record of an interaction, committed or undone; None if there is none."""
         for table in ("interactions", "undone"):
             query = f"SELECT record FROM {table} WHERE interaction = ?"
@@ -375,12 +376,12 @@ class Ledger:
 
     # --- roll-back --------------------------------------------------------------------------------
 
-    def undone(self) -> dict[int, Record]:
+    def undone(self) -> dict[Interaction, Record]:
         """Return the undone records that the replay has not passed, by interaction."""
         rows = self.db.execute("SELECT interaction, record FROM undone ORDER BY interaction")
-        return {int(number): json.loads(record) for number, record in rows}
+        return {Interaction(int(number)): json.loads(record) for number, record in rows}
 
-    def undo(self, interaction: int) -> None:
+    def undo(self, interaction: Interaction) -> None:
         """Undo every commit after an interaction; the records stay until the replay passes them."""
         later = "SELECT interaction, scored, record, counts, link FROM interactions WHERE "
         with self.stating(undone_after=interaction):
@@ -394,7 +395,7 @@ class Ledger:
             self.db.execute("DELETE FROM interactions WHERE interaction > ?", (interaction,))
             self.db.execute("UPDATE started_over SET after = MIN(after, ?)", (interaction,))
 
-    def redo(self, interaction: int) -> None:
+    def redo(self, interaction: Interaction) -> None:
         """Commit undone records again, up to an interaction; ArchiveError if one is another."""
         query = "SELECT * FROM undone WHERE interaction > ? AND interaction <= ? ORDER BY 1"
         links = list[tuple[int, str]]()
@@ -410,7 +411,7 @@ class Ledger:
                 links.append((number, link))
             self.db.execute("DELETE FROM undone WHERE interaction <= ?", (interaction,))
 
-    def forget_undone(self, first: int) -> None:
+    def forget_undone(self, first: Interaction) -> None:
         """Delete the undone records from an interaction on: the replay computed other ones."""
         self.db.execute("DELETE FROM undone WHERE interaction >= ?", (first,))
 
@@ -441,10 +442,10 @@ class Ledger:
         """Remember a client's description."""
         self.db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (client, client_json))
 
-    def started_over(self) -> dict[int, int]:
+    def started_over(self) -> dict[int, Interaction]:
         """Return after which interaction clients began anew from their initial private state."""
         rows = self.db.execute("SELECT client, after FROM started_over")
-        return {int(client): int(after) for client, after in rows}
+        return {int(client): Interaction(int(after)) for client, after in rows}
 
     def start_over(self, client: int, after: int | None = None) -> None:
         """Remember that a client begins anew from its initial private state, by default now."""

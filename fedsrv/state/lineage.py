@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config.schedule import Task
 from fedmodels.errors import ArchiveError
+from fedmodels.position import Task
 from fedsrv.state.record import Record, of_parts, trained_in
 from fedsrv.state.run_directory import reading
 

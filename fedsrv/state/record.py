@@ -8,7 +8,7 @@ as it came, with what another version of fedtide put into it.
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
-from fedmodels.config.schedule import Stage
+from fedmodels.position import Interaction, Round, Stage
 
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
@@ -52,8 +52,8 @@ class Record(TypedDict):
     A part adds fields of its own (:func:`of_parts`); its ``records`` says which.
     """
 
-    round: int
-    interaction: int
+    round: Round
+    interaction: Interaction
     task: Stage
     """The stage of an open run; of any other run the task that all clients are on."""
     cohort: list[int]
@@ -70,10 +70,10 @@ class Record(TypedDict):
     confusions: NotRequired[dict[str, list[list[int]]]]
     """Of the last interaction: clients' own test examples by true class (K rows) and predicted
     class (K columns), by the view that was scored."""
-    arrivals: NotRequired[list[tuple[int, int]]]
+    arrivals: NotRequired[list[tuple[int, Interaction]]]
     """Asynchronous: each client that answered, in the order of arrival, and the interaction of the
     order that it answered."""
-    under_way: NotRequired[list[tuple[int, int]]]
+    under_way: NotRequired[list[tuple[int, Interaction]]]
     """Asynchronous: the clients with an order that is not counted yet, and its interaction."""
     growths: NotRequired[list[dict[str, Any]]]
     """Of an open run: what it grew by before this interaction (:mod:`fedsrv.engine.schedule`)."""
@@ -86,7 +86,7 @@ def of_parts(record: Record) -> dict[str, Any]:
     return cast(dict[str, Any], record)
 
 
-def trained_in(record: Record) -> dict[int, int]:
+def trained_in(record: Record) -> dict[int, Interaction]:
     """Return the interaction of the order behind each upload that counts in a record."""
     ordered = dict(record.get("arrivals", ()))
     return {client: ordered.get(client, record["interaction"]) for client in record["cohort"]}

@@ -27,6 +27,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
 from fedmodels.files import LEFTOVER, sync_path, write_atomically
 from fedmodels.line_file import append_lines
+from fedmodels.position import NONE_YET, Interaction
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.audit import Evidence
@@ -108,8 +109,8 @@ class Store:
     def _compare_experiment(self) -> None:
         """Compare the stored experiment with the present one, and store the present one."""
         highest, watermark = (self.ledger.fact(name, int) for name in ("highest", "watermark"))
-        self._highest = -1 if highest is None else highest
-        self.watermark = -1 if watermark is None else watermark
+        self._highest = NONE_YET if highest is None else Interaction(highest)
+        self.watermark = NONE_YET if watermark is None else Interaction(watermark)
         """The newest interaction that is known to be safe on every disk."""
         stored, before = self.ledger.fact("experiment", dict), self.experiment
         if stored is not None:
@@ -128,16 +129,16 @@ class Store:
     # --- what is committed ------------------------------------------------------------------------
 
     @property
-    def committed(self) -> int:
+    def committed(self) -> Interaction:
         """Return the last committed interaction; -1 before the first."""
         return self.ledger.committed
 
     @property
-    def newest(self) -> int:
+    def newest(self) -> Interaction:
         """Return the last interaction with a record, committed or undone."""
         return max((self.committed, *self.ledger.undone()))
 
-    def state(self, interaction: int) -> ServerState:
+    def state(self, interaction: Interaction) -> ServerState:
         """Return the committed state after an interaction.
 
         Raises:
@@ -159,22 +160,23 @@ class Store:
             log.debug("the state stays in memory: %s", error)
             return state
 
-    def has_state(self, interaction: int) -> bool:
+    def has_state(self, interaction: Interaction) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
         needed = [n for n in (interaction, *self._begun_from(interaction)) if n >= 0]
         return all(map(self._files.exists, needed))
 
-    def oldest_begun(self, interaction: int) -> int:
+    def oldest_begun(self, interaction: Interaction) -> Interaction:
         """Return the earliest interaction whose states a commit needs, client states included.
 
         That is its own, or the one from whose state the oldest order under way at it began.
         """
         return min((interaction, *self._begun_from(interaction)))
 
-    def _begun_from(self, interaction: int) -> set[int]:
+    def _begun_from(self, interaction: Interaction) -> set[Interaction]:
         """Return the interactions from whose states the orders under way at a commit began."""
         record = self.ledger.record(interaction)
-        return {begun - 1 for _, begun in record.get("under_way", ())} if record else set()
+        orders = record.get("under_way", ()) if record else ()
+        return {Interaction(begun - 1) for _, begun in orders}
 
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
         """Commit an interaction; with ``counts``, its scores are still to come.
@@ -214,13 +216,13 @@ class Store:
         )
 
     @property
-    def floor(self) -> int:
+    def floor(self) -> Interaction:
         """Return the earliest interaction the run may be rolled back to."""
         behind = max(self._highest, self.committed) - self.experiment.server.max_rollback
         # earlier tasks' data may be gone since the run last grew
-        return max(-1, min(self.watermark, max(behind, self._grown - 1)))
+        return Interaction(max(-1, min(self.watermark, max(behind, self._grown - 1))))
 
-    def go_to(self, interaction: int) -> None:
+    def go_to(self, interaction: Interaction) -> None:
         """Make an interaction the last committed one: roll back, or redo undone commits."""
         if interaction < self.committed:
             self.roll_back(interaction)
@@ -231,7 +233,7 @@ class Store:
                 self._files.forget()
                 self.rewrite_lines()
 
-    def roll_back(self, interaction: int) -> None:
+    def roll_back(self, interaction: Interaction) -> None:
         """Undo every commit after an interaction; states stay until the replay passes them."""
         log.warning("interactions after %d are computed again", interaction)
         self._highest = max(self._highest, self.committed)
@@ -262,7 +264,7 @@ class Store:
         self.ledger.forget_undone(number)
         self._files.drop(n for n in undone if n >= number)
 
-    def take_back(self, interaction: int) -> None:
+    def take_back(self, interaction: Interaction) -> None:
         """Undo every commit after an interaction for good: a replay is not compared with them.
 
         Files go first: states alone, with no record of any, look like a damaged database.
@@ -271,20 +273,23 @@ class Store:
         with writing(self.path):
             self._files.drop([n for n in self._files.kept if n > interaction])
             sync_path(self.states)
-            self.ledger.forget_undone(interaction + 1)
+            self.ledger.forget_undone(Interaction(interaction + 1))
 
-    def aside(self) -> dict[int, int]:
+    def aside(self) -> dict[int, Interaction]:
         """Return the first interaction without each client that was set aside."""
-        return self._numbers("aside", self.ledger.fact("aside", list) or [])
+        found = self._numbers("aside", self.ledger.fact("aside", list) or [])
+        return {client: Interaction(first) for client, first in found.items()}
 
-    def set_aside(self, why: Mapping[int, str], first: int | None = None) -> None:
+    def set_aside(self, why: Mapping[int, str], first: Interaction | None = None) -> None:
         """Let clients take no part from the next interaction on, or from an earlier one.
 
         ``first`` names another interaction than the next one.
 
         Each client is told the reason that is given for it, also after a restart.
         """
-        found, following = self.aside(), self.committed + 1 if first is None else first
+        found, following = self.aside(), first
+        if following is None:
+            following = Interaction(self.committed + 1)
         found |= {c: min(following, found.get(c, following)) for c in why}
         reasons = {**(self.ledger.fact("aside_why", dict) or {}), **{str(c): why[c] for c in why}}
         with writing(self.path):
@@ -312,7 +317,7 @@ class Store:
         for client, task in sorted(tasks):
             self.tell("forgotten", client=client, task=task, reason=why)
 
-    def gone(self, interaction: int) -> dict[int, str]:
+    def gone(self, interaction: Interaction) -> dict[int, str]:
         """Return why clients take no part in an interaction and in none after it, by client."""
         reasons = self.ledger.fact("aside_why", dict) or {}
         first = {
@@ -333,7 +338,7 @@ class Store:
             self.ledger.start_over(client)
         self.tell("started over", client=client, after=self.committed)
 
-    def advance(self, watermark: int) -> int:
+    def advance(self, watermark: Interaction) -> Interaction:
         """Raise the watermark; return the interaction below which states are not needed."""
         if watermark > self.watermark:
             self.watermark = watermark
@@ -343,7 +348,7 @@ class Store:
         self.prune(floor)
         return floor
 
-    def prune(self, watermark: int) -> None:
+    def prune(self, watermark: Interaction) -> None:
         """Delete states that nothing can roll back to any more."""
         keep = min(watermark, self.committed)
         needed = self._begun_from(keep)
@@ -455,7 +460,7 @@ class Store:
         files.drop((files.kept - known) | unusable)
         files.drop_parts()
 
-    def _last_usable(self) -> tuple[int, set[int]]:
+    def _last_usable(self) -> tuple[Interaction, set[int]]:
         """Return the last committed interaction with a whole state, and those with damaged ones.
 
         Raises:
@@ -464,7 +469,7 @@ class Store:
         last, reasons = self.committed, dict[int, str]()
         while last >= 0 and (reason := self._why_unusable(last)):
             reasons[last] = reason
-            last -= 1
+            last = Interaction(last - 1)
         if reasons and last < self.floor:
             raise RunFailed(
                 f"no state after interaction {self.floor + 1} or later can be read "
@@ -476,7 +481,7 @@ class Store:
             log.warning("%s; it is computed again", reason)
         return last, set(reasons)
 
-    def _why_unusable(self, interaction: int) -> str:
+    def _why_unusable(self, interaction: Interaction) -> str:
         """Return why the run cannot go on from a commit; an empty text if it can."""
         needed = (interaction, *sorted(self._begun_from(interaction) - {-1}))
         return next(filter(None, map(self._files.why_unusable, needed)), "")
@@ -489,7 +494,7 @@ class Store:
     def _append(self, record: Record) -> None:
         append_lines(self.path / "rounds.jsonl", (json.dumps(record) + "\n").encode())
 
-    def sync(self, interaction: int) -> None:
+    def sync(self, interaction: Interaction) -> None:
         """Sync an interaction's state and record; from then on callers are told of this head."""
         with self.evidence.syncing():
             self._files.sync(interaction)

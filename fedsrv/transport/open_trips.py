@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message
 
+from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -69,7 +70,11 @@ class OpenTrip:
         return cls(trip, common, personal, other or Intake(trip, kept_bytes))
 
     def issued(
-        self, clients: Sequence[ClientId], behind: int, committed: int, watermark: int
+        self,
+        clients: Sequence[ClientId],
+        behind: int,
+        committed: Interaction,
+        watermark: Interaction,
     ) -> list[rpc.Order]:
         """Return the orders of clients of one process as they are sent; ``behind`` more follow."""
         found = []
@@ -109,7 +114,7 @@ class OpenTrip:
         found = Answers(by_id(self.results), by_id(self.failed), self.wire_down)
         needed = self.trip.until.needed
         needed = len(self.trip.orders) if needed is None else needed
-        check_enough(found, self.has_enough(), self.trip.sample.round, needed)
+        check_enough(found, self.has_enough(), self.trip.round, needed)
         self.intake.end(found)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         return found
@@ -146,7 +151,7 @@ def what_for(trip: Trip) -> str:
     return f"{kind}, round {sample.round + 1}, interaction {sample.interaction + 1}"
 
 
-def check_enough(found: Answers, enough: bool, round: int, needed: int) -> None:
+def check_enough(found: Answers, enough: bool, round: Round, needed: int) -> None:
     """Check that a trip brought enough results, as many as needed.
 
     Raises:
@@ -244,9 +249,9 @@ class OpenTrips:
         """Return all trips under way."""
         return self.lasting if self.current is None else [*self.lasting, self.current]
 
-    def are_done_with(self, interaction: int) -> bool:
+    def are_done_with(self, interaction: Interaction) -> bool:
         """Tell whether no lasting trip of this interaction is under way; false before the first."""
-        found = any(trip.trip.sample.interaction == interaction for trip in self.lasting)
+        found = any(trip.trip.interaction == interaction for trip in self.lasting)
         return self.has_opened and not found
 
     def next_for(
@@ -336,7 +341,7 @@ class OpenTrips:
         found, ready = Answers({}, {}), self.ready(until)
         for client, trip in ready:
             found.by_client[client] = trip.results.pop(client)
-            found.arrivals[client] = trip.trip.sample.interaction
+            found.arrivals[client] = trip.trip.interaction
             trip.taken.add(client)
         self._arrived = [each for each in self._arrived if each not in ready]
         for trip in self.lasting:
@@ -348,7 +353,7 @@ class OpenTrips:
         found.by_client, found.failed = by_id(found.by_client), by_id(found.failed)
         found.wire_up = sum(result.wire_up for result in found.by_client.values())
         found.under_way = {
-            client: trip.trip.sample.interaction
+            client: trip.trip.interaction
             for trip in self.lasting
             for client in trip.trip.orders
             if client not in trip.taken and isinstance(client, int)
@@ -358,4 +363,4 @@ class OpenTrips:
 
 def _is_wanted(until: AnyOf, client: ClientId, trip: OpenTrip) -> bool:
     """Tell whether a client's result of this trip may count."""
-    return until.wants(client, trip.trip.sample.interaction)
+    return until.wants(client, trip.trip.interaction)

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
+from fedmodels.position import NONE_YET, Interaction
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.orders import WITHOUT_PAYLOAD
@@ -122,7 +123,7 @@ class RemoteCohort:
             lambda client: who.is_silent(client, LINE_EVERY_S),
         )  # fmt: skip
         self._gathering = WaitNotice("gathering the run's clients", events, clock)
-        self.committed = self.watermark = -1
+        self.committed = self.watermark = NONE_YET
         self.class_names = admission.class_names if admission else ()
         """Of the classes that an open run began with; none before."""
         self._awaited = set[int]()
@@ -318,14 +319,15 @@ class RemoteCohort:
                 if session is not None and session.caller is not None:
                     session.caller.answered(client, issue)  # it is not sent, nor waited for
 
-    def commit(self, interaction: int, watermark: int) -> None:
+    def commit(self, interaction: Interaction, watermark: Interaction) -> None:
         with self.changed:
             self.committed, self.watermark = interaction, watermark
             self._holdings.went_on(interaction)
 
-    def durable(self) -> int | None:
+    def durable(self) -> Interaction | None:
         with self.changed:
-            return self._holdings.durable(self.committed)
+            found = self._holdings.durable(self.committed)
+        return None if found is None else Interaction(found)
 
     def stop(self, reason: str, kind: type[FedtideError] = RunFailed, grace_s: float = 0.0) -> None:
         """End the run with an error; a trip under way may still end within ``grace_s``."""
@@ -584,7 +586,7 @@ class RemoteCohort:
             self._said += 1
             self.changed.notify_all()
 
-    def is_superseded(self, interaction: int) -> bool:
+    def is_superseded(self, interaction: Interaction) -> bool:
         """Tell whether nobody wants the result of an interaction's order to train any more."""
         with self.changed:
             return 0 <= interaction <= self.committed and self._trips.are_done_with(interaction)
@@ -627,7 +629,7 @@ class RemoteCohort:
             found = self._trips.keep(client, trip, arrived, self._clock())
             for one, result in ({client: None} if found is None else found).items():
                 if isinstance(result, Answer) and sample.kind == rpc.ORDER_KIND_TRAIN:
-                    self._holdings.has_trained(one, sample.interaction)
+                    self._holdings.has_trained(one, trip.trip.interaction)
                 session = self.sessions.get(one)  # None where who passes calls on forgot it
                 if session is not None and session.caller is not None:
                     session.caller.answered(one, trip.issue)

@@ -21,6 +21,7 @@ import grpc
 from grpc_health.v1 import health
 
 from fedmodels.errors import PayloadError, PayloadTooLarge
+from fedmodels.position import Interaction
 from fedmodels.printable import printable
 from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -447,7 +448,7 @@ class Service:
             facts = {"epoch": request.epoch, "batch": request.batch}
             self.events.tell("beat", client, interaction=request.interaction, **facts)
         return rpc.BeatResponse(
-            superseded=self.cohort.is_superseded(request.interaction),
+            superseded=self.cohort.is_superseded(Interaction(request.interaction)),
             history=self.journal.history(request.known),
         )
 

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TypeVar
 
 from fedmodels.errors import PayloadError
+from fedmodels.position import Interaction
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedsrv.engine.cohort import HoldsState, StateLost
@@ -77,7 +78,7 @@ class ClientSession:
         self.last_news = now if due else self.last_news
         return due
 
-    def add_version(self, interaction: int) -> None:
+    def add_version(self, interaction: Interaction) -> None:
         """Note that the client has trained in an interaction, and holds its private state."""
         self.trained = interaction
         self.versions = (*self.versions, interaction)[-MAX_VERSIONS:]
@@ -304,7 +305,7 @@ class StateInventory:
         if self.lost == client:
             self.lost = None
 
-    def has_trained(self, client: ClientId, interaction: int) -> None:
+    def has_trained(self, client: ClientId, interaction: Interaction) -> None:
         """Note a client's upload, and with it a private state that may not be safe yet."""
         assert isinstance(client, int), "the evaluator trains nothing"
         if client in self._sessions:  # else it was turned away while its upload came

@@ -19,6 +19,7 @@ from fedcli.data.store.stream import TaskStream
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import _CLASSES, make
 from fedmodels.own_code import renew
+from fedmodels.position import Interaction, Round
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import (
@@ -95,9 +96,8 @@ def server_context(run: RunFacts, interaction: int, cohort: tuple[int, ...]) -> 
     x, unlabelled = (torch.randn(n, *shape, generator=draw) for n in (2 * classes, 16))
     held = ServerData(x, torch.arange(2 * classes) % classes, unlabelled)
     labels = dict.fromkeys(cohort, tuple(range(classes)))
-    return ServerContext(
-        run, Position(interaction, 0, 0), cohort, server_data=held, labels=labels, ends_task=True
-    )
+    at = Position(Interaction(interaction), Round(0), 0)
+    return ServerContext(run, at, cohort, server_data=held, labels=labels, ends_task=True)
 
 
 def context_of(
@@ -109,9 +109,8 @@ def context_of(
     keeps = method_of(experiment).trains_on == "history"
     stream = TaskStream(data, keep_history=keeps, accumulates=experiment.accumulates)
     stream.open(task)
-    return ClientContext(
-        run, client, Position(interaction, 0, task), run.make_net(), stream, torch.device("cpu")
-    )
+    at = Position(Interaction(interaction), Round(0), task)
+    return ClientContext(run, client, at, run.make_net(), stream, torch.device("cpu"))
 
 
 def method_of(experiment: Experiment) -> Method:

@@ -21,8 +21,8 @@ from rich.console import Console
 
 from benchmarks.secure_sum import World
 from fedcli.data.store.commands import run_partition
-from fedmodels.config.schedule import Stage, Task
 from fedmodels.methods import make
+from fedmodels.position import Stage, Task
 from fedmodels.secure_sum import keys
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts

@@ -43,7 +43,7 @@ class ClientPrivacy(ClientPart):
         client = self.client
         return with_own_noise(
             client.method, client.run, upload, half.payload, client.states.secret,
-            half.order.interaction,
+            half.ctx.interaction,
         )  # fmt: skip
 
     def reports(self, order: rpc.Order, report: rpc.Report) -> None:

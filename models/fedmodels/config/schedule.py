@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, NewType
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import Count, Place, PositiveCount, StrictTable
+from fedmodels.position import Round
 
-Task = NewType("Task", int)
-"""A task of one client, from 0: what it trains on."""
-Stage = NewType("Stage", int)
-"""What a run counts in place of tasks: a stage of an open run, whose clients are on tasks of their
-own. In any other run all clients are on the task of that number."""
 TASKS_IN_TURN = (
     'open = true needs order = "tasks_outer" or "asynchronous", not {!r}: a client goes from one '
     "task to the next, and earlier data may be gone"
@@ -126,7 +122,7 @@ class Schedule(StrictTable):
         """How many classes the run may have in the end; 0 where it keeps those of its beginning."""
         return self.max_classes if self.open else 0
 
-    def visit(self, round: int, began: int) -> int:
+    def visit(self, round: Round, began: Round) -> int:
         """Return how many rounds on a client's task came before one.
 
         ``began`` is the round in which the task began, where clients have tasks of their own.

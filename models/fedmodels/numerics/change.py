@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
+from fedmodels.position import Round
+
 NEAR = 0.05
 """Distance from the accuracy before a change within which a model has recovered."""
-Scored = tuple[int, int, Mapping[int, float]]
+Scored = tuple[Round, int, Mapping[int, float]]
 """A round, a client's present task, and its accuracy on each of its tasks that it was scored on."""
 
 
@@ -20,7 +22,7 @@ def changes(shown: Sequence[object]) -> list[int]:
 
 
 def recoveries(
-    scored: Sequence[Scored], shown: Sequence[object], began: Mapping[int, int]
+    scored: Sequence[Scored], shown: Sequence[object], began: Mapping[int, Round]
 ) -> list[tuple[int, bool]]:
     """Return for each change of a client in how many rounds it recovered, and whether it did.
 

@@ -22,6 +22,7 @@ from fedmodels.errors import ArchiveError, ArchiveNotWritten, reason_of
 from fedmodels.files import replacing
 from fedmodels.line_file import append_lines
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
+from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import tensor_bytes
 
 NAME = "privacy.jsonl"
@@ -80,7 +81,7 @@ class ReleaseLog:
         """Return how many releases were made."""
         return len(self._made)
 
-    def after(self, interaction: int) -> int:
+    def after(self, interaction: Interaction) -> int:
         """Return how many releases are made once every interaction up to one has its own.
 
         After a roll-back an interaction that is replayed has a release already. Whether it needs
@@ -89,22 +90,22 @@ class ReleaseLog:
         done = {number for number, _ in self._made}
         return len(self._made) + len({*range(interaction + 1)} - done)
 
-    def has(self, interaction: int, content: Tensor) -> bool:
+    def has(self, interaction: Interaction, content: Tensor) -> bool:
         """Tell whether a release of this content was made before."""
         return self._one(interaction, content) in self._made
 
-    def _one(self, interaction: int, content: Tensor) -> tuple[int, str]:
+    def _one(self, interaction: Interaction, content: Tensor) -> tuple[int, str]:
         keyed = hashlib.blake2b(tensor_bytes(content), key=self.secret.key, digest_size=16)
         return interaction, keyed.hexdigest()
 
-    def others(self, interaction: int, over: Over) -> tuple[int, ...]:
+    def others(self, interaction: Interaction, over: Over) -> tuple[int, ...]:
         """Return the clients of another sum of the same interaction and training; else nothing."""
         for (number, _), made in zip(self._made, self._over, strict=True):
             if number == interaction and made is not None and made.given == over.given:
                 return made.clients if made.clients != over.clients else ()
         return ()
 
-    def note(self, interaction: int, content: Tensor, over: Over | None = None) -> None:
+    def note(self, interaction: Interaction, content: Tensor, over: Over | None = None) -> None:
         """Write down a release of this content; call it before anything of it leaves.
 
         ``over`` says of whom the sum is, where clients added the noise.

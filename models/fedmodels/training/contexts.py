@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
+from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.run import RunFacts
 
@@ -73,12 +74,12 @@ class Context:
     at: Position
 
     @property
-    def interaction(self) -> int:
+    def interaction(self) -> Interaction:
         """Return the interaction, counted over the whole run."""
         return self.at.interaction
 
     @property
-    def round(self) -> int:
+    def round(self) -> Round:
         """Return the round, counted over the whole run."""
         return self.at.round
 
@@ -232,12 +233,12 @@ class ClientContext(Context):
 class Position:
     """An interaction of a run, with the round it belongs to and the task it trains on."""
 
-    interaction: int
-    round: int
+    interaction: Interaction
+    round: Round
     task: int
-    began: int = field(default=0, kw_only=True)
+    began: Round = field(default=Round(0), kw_only=True)
     """Of an open run: the round in which the client's present task began."""
 
 
-START = Position(0, 0, 0)
+START = Position(Interaction(0), Round(0), 0)
 """The first interaction of every run."""

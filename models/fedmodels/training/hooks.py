@@ -18,6 +18,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
+from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.asked import asked
@@ -71,7 +72,7 @@ def check_frozen(method: Method, run: RunFacts) -> None:
 def init_server(method: Method, run: RunFacts) -> ServerState:
     """Return the state before the first interaction; ConfigError if a frozen part is trained."""
     check_frozen(method, run)
-    with _seeded_for(run, "init_server", 0):
+    with _seeded_for(run, "init_server", Interaction(0)):
         return method.init_server(run)
 
 
@@ -156,7 +157,7 @@ def as_uploads(method: Method, sent: Mapping[int, Bundle]) -> Uploads:
 
 def init_client(method: Method, run: RunFacts, client: int) -> Bundle:
     """Return the private state of a client before its first order."""
-    with _seeded_for(run, f"init_client/{client}", 0):
+    with _seeded_for(run, f"init_client/{client}", Interaction(0)):
         return method.init_client(run, client)
 
 
@@ -173,6 +174,6 @@ def _warn_once(line: str) -> None:
     log.warning("%s", line)
 
 
-def _seeded_for(run: RunFacts, hook: str, interaction: int) -> AbstractContextManager[None]:
+def _seeded_for(run: RunFacts, hook: str, interaction: Interaction) -> AbstractContextManager[None]:
     # Server halves train with threads that build nets: they must not wait for this one.
     return started(derive_seed(run.experiment.seed, hook, interaction, "method"))

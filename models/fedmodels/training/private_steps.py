@@ -31,6 +31,7 @@ from fedmodels.config.privacy import Privacy
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.numerics.secrecy import Secret
+from fedmodels.position import Interaction
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.asked import asked
@@ -331,7 +332,12 @@ class PrivateSteps(Steps):
 
 
 def private_class_sums(
-    z: Tensor, y: Tensor, classes: int, hidden: HiddenExamples, secret: Secret, interaction: int
+    z: Tensor,
+    y: Tensor,
+    classes: int,
+    hidden: HiddenExamples,
+    secret: Secret,
+    interaction: Interaction,
 ) -> tuple[Tensor, Tensor]:
     """Return the sums of embeddings (K, d) by class and the counts (K,), both with noise.
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from fedmodels.numerics.secrecy import Secret
+from fedmodels.position import Interaction
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.mechanism import leaving
 from fedmodels.tensors.bundle import Bundle
@@ -68,7 +69,7 @@ def with_own_noise(
     upload: Bundle,
     payload: Bundle,
     secret: Callable[[], Secret],
-    interaction: int,
+    interaction: Interaction,
 ) -> Bundle:
     """Return an upload as it leaves a client: with noise, where clients add it."""
     privacy = run.experiment.privacy

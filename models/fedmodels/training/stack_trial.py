@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedmodels.errors import ConfigError
 from fedmodels.nets.split import weights_of
+from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import (
     ClientContext,
@@ -68,7 +69,8 @@ def check_together(method: Method, run: RunFacts) -> None:
     state = init_server(method, facts)
     kept = [init_client(method, facts, client) for client in range(len(SIZES))]
     for number in range(2):
-        trip = _Trip(method, facts, Position(number, number, number), state, kept)
+        at = Position(Interaction(number), Round(number), number)
+        trip = _Trip(method, facts, at, state, kept)
         with name_faults(method, ConfigError):
             in_turn = [train_locally(h.method, h.ctx, h.payload, h.state) for h in trip.halves()]
         try:

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fedcli.data.store.growing import add_task
-from fedmodels.config.schedule import Stage, Task
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
+from fedmodels.position import Stage, Task
 from fedsrv.engine.cohort import News
 from fedsrv.events import EventLog
 from fedsrv.parts.open_plan import Growth, stage_cohort, stage_steps
