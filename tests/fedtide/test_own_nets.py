@@ -59,6 +59,15 @@ def test_the_state_of_a_client_that_never_trained_is_that_of_its_net(digits, tmp
     assert len(digests) == 2
 
 
+@pytest.mark.parametrize("name", ["gldp", "fedmlp"])
+def test_a_robust_rule_takes_prototypes_that_travel_alone(name, digits, tmp_path):
+    method = {"name": name, "share": "prototypes", **({"t": 1, "s": 1} if name == "gldp" else {})}
+    experiment = tiny_experiment(
+        method=method, net=NET, schedule={"rounds": 1}, server={"reduce": "median"}
+    )
+    assert run_in_process(experiment, digits, tmp_path)["state_sha256"]
+
+
 def mixing():
     """Return an experiment that hides examples, where a client has a net that mixes them."""
     privacy = {

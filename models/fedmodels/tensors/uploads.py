@@ -130,19 +130,21 @@ class Uploads(Mapping[int, Bundle]):
         return float(sum(self._count(upload) > 0 for upload in self._sent.values()))
 
     def mean(self) -> Weights | None:
-        """Return the weighted mean of the uploads' weights; None if nothing counts."""
+        """Return the weighted mean of what weights came; None without any, or if nothing counts."""
         self.was_asked = True
         if self._sums is not None:
             means = {place: one.mean.weights for place, one in self._sums.items()}
             parts = {place: one.count for place, one in self._sums.items()}
-            return self._rule.weights(means, parts, self._facts)[0] if parts else None
+            return self._rule.weights(means, parts, self._facts)[0] if any(means.values()) else None
         counts = {client: self._count(upload) for client, upload in self._sent.items()}
         total = sum(counts.values())
         if self._folded is not None or not total:
-            if total:
+            if self._folded and total:
                 self._shares["weights"] = {c: count / total for c, count in counts.items()}
-            return self._folded
+            return self._folded or None
         sent = {client: upload.weights for client, upload in self._sent.items()}
+        if not any(sent.values()):
+            return None
         mean, self._shares["weights"] = self._rule.weights(sent, counts, self._facts)
         return mean
 

@@ -8,9 +8,11 @@ from typing import ClassVar
 import pytest
 import torch
 
+from fedmodels.config.reduction import Reduction as Rule
 from fedmodels.errors import ConfigError
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.tensors.aggregation_rule import AggregationRule
+from fedmodels.reductions.rule import RobustRule
+from fedmodels.tensors.aggregation_rule import MEAN, AggregationRule
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import START, ServerContext, ServerState
@@ -60,6 +62,22 @@ def test_the_mean_weighs_by_count():
 def test_there_is_no_mean_of_what_counts_nothing():
     assert Uploads({}, count).mean() is None
     assert Uploads(sent((1.0, 0.0)), count).mean() is None
+
+
+@pytest.mark.parametrize("rule", [MEAN, RobustRule(Rule(reduce="median"))])
+def test_there_is_no_mean_of_weights_where_prototypes_travel_alone(rule):
+    """What clients counted for is told of what came."""
+    uploads = {
+        c: replace(one, weights={}, prototypes={"class": Prototypes.of({0: (torch.ones(2), c)}, 2)})
+        for c, one in sent((1.0, 1.0), (5.0, 3.0)).items()
+    }
+    found = Uploads(uploads, count, rule=rule)
+    assert found.mean() is None
+    found.mean_prototypes("class", 1, 2, uniform=False)
+    assert found.share_of_each() == found.shares["class"]
+    folded = Uploads(uploads, count, "mean", {})
+    assert folded.mean() is None
+    assert not folded.shares
 
 
 @pytest.mark.parametrize("is_folded", [False, True])

@@ -292,9 +292,12 @@ def test_prototypes_alone_travel_where_a_config_says_so(method):
     assert "global" not in made.views
     kept = made.init_client(run.of_client(1), 1).weights
     assert kept.keys() == run.of_client(1).forms.keys()
-    for key in ("heads", "eval_upload_head"):
+    others = {"heads": "round", "eval_upload_head": True}
+    if method == "gldp":
+        others |= {"eval_model": "stage_mean", "weighting": "examples"}
+    for key, value in others.items():
         with pytest.raises(ConfigError, match=f"share and {key} exclude each other"):
-            make(method, share="prototypes", **{key: "round" if key == "heads" else True})
+            make(method, share="prototypes", **{key: value})
 
 
 @pytest.mark.parametrize(

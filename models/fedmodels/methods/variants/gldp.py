@@ -249,6 +249,8 @@ OF = {
             "eval_upload_head": {False: None, True: ScoredHeads},
             "share": {"base": None, "prototypes": PrototypesAlone},
         },
-        apart=tuple(("share", key) for key in ("heads", "eval_model", "eval_upload_head")),
+        apart=tuple(
+            ("share", key) for key in ("heads", "eval_model", "eval_upload_head", "weighting")
+        ),
     )
 }
