@@ -27,7 +27,8 @@ class Variants:
     switches: Mapping[str, Choices] = field(default_factory=dict)
     """By key of ``[method]``."""
     apart: tuple[tuple[str, str], ...] = ()
-    """Pairs of keys that exclude each other. All other keys may be combined."""
+    """Pairs that exclude each other; a key stands for all its values but the default, and
+    ``key = "value"`` for one. All others may be combined."""
 
     @property
     def choices(self) -> dict[str, Choices]:
@@ -52,11 +53,16 @@ class Variants:
         chosen = {key: values.pop(key, value) for key, value in self.defaults().items()}
         kinds = [kind for key, value in chosen.items() if (kind := self._class_of(key, value))]
         for pair in self.apart:
-            if all(self.choices[key][chosen[key]] for key in pair):
+            if all(self._has(chosen, each) for each in pair):
                 raise ConfigError(f"{name}: {pair[0]} and {pair[1]} exclude each other: give one")
         values |= {key: value for key, value in chosen.items() if key in fields}
         combined: type[Any] = _combined(cls, tuple(kinds), tuple(chosen.items()))
         return combined, values
+
+    def _has(self, chosen: Mapping[str, Any], asked: str) -> bool:
+        """Return whether the choices have one side of a pair that is apart."""
+        key, _, value = asked.partition(" = ")
+        return f'"{chosen[key]}"' == value if value else bool(self.choices[key][chosen[key]])
 
     def _flat(self, table: Mapping[str, Any], name: str) -> dict[str, Any]:
         """Return a method's table with the readings beside the other keys."""
