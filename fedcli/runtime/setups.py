@@ -97,7 +97,7 @@ class SetUps:
     def of_net(self, number: int) -> SetUps:
         """Return the set-ups of the clients that have a net of ``[net] by_client``."""
         if number not in self._by_net:
-            run = self._first.of_each_net[number]
+            run = self._by_net[0]._first.of_each_net[number]
             with self.busy:
                 found = SetUps(
                     self._method, run.experiment, run.problem, self.classes, self._device

@@ -112,6 +112,8 @@ class Workers:
             with name_faults(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once
                 assert first.set_up.payload_spec
+                for net in sorted({*map(experiment.net.number_of, self.clients)}):
+                    first.set_ups.of_net(net)
                 load_ahead(table.name, "client")
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)

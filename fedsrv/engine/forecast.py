@@ -62,6 +62,7 @@ def _sizes(spec: BundleSpec) -> tuple[int, int]:
 def _held(plan: Plan, run: RunFacts, kept: int) -> int:
     """Return what a client holds: so many private states, and its last models."""
     private = init_client(plan.method, run, 0).num_bytes() if plan.is_stateful else 0
+    run.forget_initial_weights()
     return kept * private + 3 * sum(t.numel() * t.dtype.itemsize for t in run.forms.values())
 
 

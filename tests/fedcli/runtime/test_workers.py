@@ -17,9 +17,10 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.worker import Progress
 from fedcli.runtime.workers import Workers
-from fedmodels.errors import PayloadError
+from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL
+from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.client_profile import Profile
@@ -53,6 +54,27 @@ def test_the_client_that_was_idle_for_the_longest_is_closed(few):
     assert first.stream.task is None  # its data are freed
     assert few.of(0) is not first
     assert few.of(0).net is first.net
+
+
+@pytest.mark.parametrize("clients", [[1, 2, 0], [2, 1], [0, 2]])
+def test_clients_of_a_process_have_nets_of_their_own(clients, digits, tmp_path):
+    """Whichever of them is opened first, and again after the run's settings have changed."""
+    made = Workers(clients, digits, tmp_path / "states", torch.device("cpu"))
+    others = [{"name": "mlp", "hidden": [width]} for width in (8, 4)]
+    made.begin(
+        tiny_experiment(method="local", net={"name": "mlp", "hidden": [16], "by_client": others})
+    )
+    assert [made.of(client).net.width for client in clients] == [(16, 8, 4)[c] for c in clients]
+    made.follow(table_of({"evaluate.drift": True}))
+    assert [made.of(client).net.width for client in clients] == [(16, 8, 4)[c] for c in clients]
+    assert len({id(made.of(client).set_ups.busy) for client in clients}) == 1
+
+
+def test_a_net_that_cannot_be_built_shows_as_its_client_joins(digits, tmp_path):
+    made = Workers([0, 1], digits, tmp_path / "states", torch.device("cpu"))
+    net = {"name": "mlp", "by_client": [{"name": "torchvision", "model": "resnet1"}]}
+    with pytest.raises(ConfigError, match="resnet1"):
+        made.begin(tiny_experiment(method="local", net=net))
 
 
 def test_idle_clients_are_open_while_there_is_room_for_what_they_hold(few, monkeypatch):
