@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import RunFailed
 from fedmodels.numerics.metric_tables import metric
+from fedmodels.position import Interaction, Round
 from fedmodels.printable import moment_text, printable, text_of
 from fedsrv.events import Event
 from fedsrv.state.record import of_parts
@@ -162,9 +163,8 @@ class RunStatus:
         record = read_run(run)
         found = cls(finished=record.is_finished, knows_clients=False)
         if record.rows:
-            at, row = len(record.rows) - 1, record.rows[-1]
-            found.interaction = interaction_of(row, at) - 1
-            found.round, found.task = (int(number(row.get(k)) or 0) for k in ("round", "task"))
+            row = record.rows[-1]
+            found.interaction, found.round, found.task = last_place(record.rows)
             found.interactions = found.whole = len(record.rows) if found.finished else 0
             found.privacy = dict(of_parts(row).get("privacy") or {})
         rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
@@ -346,6 +346,12 @@ def _who_works(run: Path) -> str:
 def by_number(client: str) -> tuple[int, str]:
     """Return what sorts clients by their number, and the evaluator last."""
     return len(client), client
+
+
+def last_place(rows: Sequence[Mapping[str, Any]]) -> tuple[Interaction, Round, int]:
+    """Return the interaction, round and task of the last row; 0 for what a row does not say."""
+    round, task = (int(number(rows[-1].get(key), 0)) for key in ("round", "task"))
+    return Interaction(interaction_of(rows[-1], len(rows) - 1) - 1), Round(round), task
 
 
 def place_text(interaction: int, round: int, task: int | None, of: int = 0) -> str:

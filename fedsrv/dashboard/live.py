@@ -41,8 +41,8 @@ from fedsrv.report.panels import (
 from fedsrv.report.quantities import view_name
 from fedsrv.report.sites import sites_table
 from fedsrv.report.table import Name, Table
-from fedsrv.run_status import SHOWN, RunStatus, by_number, place_text
-from fedsrv.state.run_record import RunRecord, interaction_of, read_run
+from fedsrv.run_status import SHOWN, RunStatus, by_number, last_place, place_text
+from fedsrv.state.run_record import RunRecord, read_run
 
 TEMPLATE = Path(__file__).with_name("live.html.j2")
 MAX_MOVED = 8
@@ -131,9 +131,8 @@ class LivePage:
         """Return what is committed, by events; before any came, by the records."""
         if self._status.place or not self._record.rows:
             return self._status.place
-        row, of = self._record.rows[-1], len(self._record.rows) if self._record.is_finished else 0
-        at = interaction_of(row, len(self._record.rows) - 1) - 1
-        return place_text(at, int(row.get("round", at)), row.get("task"), of)
+        rows = self._record.rows
+        return place_text(*last_place(rows), len(rows) if self._record.is_finished else 0)
 
     def _share(self) -> float:
         """Return how much of the run is done; how long it is, no record says."""

@@ -8,6 +8,7 @@ import html
 import http.client
 import json
 import re
+import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -83,6 +84,17 @@ def until(address: str, wanted: str) -> str:
         if wanted in (found := page_of(address)):
             return found
     raise AssertionError(found)
+
+
+@pytest.mark.parametrize("damaged", [{"round": None}, {"round": "x", "task": "y"}])
+def test_the_place_of_a_damaged_record_is_shown(run, tmp_path, damaged):
+    shutil.copytree(run, tmp_path, dirs_exist_ok=True)
+    *rows, last = records_of(run)
+    lines = [json.dumps(row) + "\n" for row in (*rows, {**last, **damaged})]
+    (tmp_path / "rounds.jsonl").write_text("".join(lines))
+    place = RunStatus.of_directory(tmp_path).place
+    assert place.startswith(f"interaction {len(lines)} of {len(lines)}: round 1, task ")
+    assert f"<p>{place} · finished</p>" in html.unescape(LivePage(tmp_path).html())
 
 
 def test_committed_records_are_shown(going_on, run):
