@@ -17,7 +17,7 @@ from fedsrv.engine.commits import Commits
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.round_parts import RoundParts
-from fedsrv.engine.schedule import Step
+from fedsrv.engine.schedule import Step, end_before
 from fedsrv.engine.scores import Scores
 from fedsrv.engine.server_part import CurrentInteraction, ServerPart, Timetable, WholeCohort
 from fedsrv.events import EventLog
@@ -136,7 +136,7 @@ class Engine:
         except (RunFailed, ClientFailed) as failed:
             lines = (one.ends_with(failed) for one in self.options)
             if step.interaction and (line := next(filter(None, lines), "")):
-                return f"the run ends after round {step.round}: {line}"
+                return f"{end_before(parts.plan.steps, step)}: {line}"
             raise
         return ""
 

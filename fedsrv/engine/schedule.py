@@ -257,6 +257,14 @@ def is_scored(steps: Sequence[Step], step: Step, every: int) -> bool:
     return is_last or (every > 0 and (step.round + 1) % every == 0)
 
 
+def end_before(steps: Sequence[Step], step: Step) -> str:
+    """Return after what a run ends that does not do a step, for people to read."""
+    number, round = step.interaction, step.round
+    if number and steps[number - 1].round == round:
+        return f"the run ends after interaction {number}, within round {round + 1}"
+    return f"the run ends after round {round}"
+
+
 def new_classes(known: Sequence[str], announced: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """Return the names that clients announce and the run lacks, in the order of the clients."""
     found = dict.fromkeys(name for names in announced for name in names)

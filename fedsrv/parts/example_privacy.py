@@ -19,7 +19,7 @@ from fedmodels.training.private_uploads import contributions
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.schedule import Step
+from fedsrv.engine.schedule import Step, end_before
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.parts.private_rounds import told
@@ -130,7 +130,7 @@ class ExamplePrivacy(ServerPart):
         if not over or enough or plan.spares_clients:
             return ""
         return (
-            f"the run ends after round {step.round}: the privacy of "
+            f"{end_before(plan.steps, step)}: the privacy of "
             f"{clients_text([*map(str, over)])} is spent: {self._spent(max(over.values()))}"
         )
 

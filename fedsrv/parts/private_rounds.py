@@ -42,7 +42,7 @@ from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import Answers
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
-from fedsrv.engine.schedule import Step, takes_part
+from fedsrv.engine.schedule import Step, end_before, takes_part
 from fedsrv.engine.server_part import NOTHING, CheckUpload, CurrentInteraction, ServerPart, Settle
 from fedsrv.events import EventLog
 from fedsrv.state.record import Record, of_parts
@@ -114,7 +114,7 @@ class ClientPrivacy(ServerPart):
         After a roll-back that is not known yet: the sum may be the one that was released before.
         """
         why = self._why_not(self.releases.after(step.interaction))
-        return why and f"the run ends after round {step.round}: {why}"
+        return why and f"{end_before(plan.steps, step)}: {why}"
 
     def ends_with(self, error: Exception) -> str:
         """Return why the run ends: a release would pass its limit."""

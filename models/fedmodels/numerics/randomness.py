@@ -28,7 +28,8 @@ def derive_seed(run_seed: int, client: int | str, interaction: int, purpose: str
     Args:
         run_seed: the ``seed`` of the config.
         client: a client's id, or a name such as ``"server"``; never a client's for initial weights.
-        interaction: the number of the interaction, 0 for what happens once.
+        interaction: the number of the interaction, of a cohort that of its round; 0 for what
+            happens once.
         purpose: one of :data:`PURPOSES`.
 
     Raises:
