@@ -105,7 +105,9 @@ def accepting(check: Callable[[Method, RunFacts], object], **tables: object) -> 
     """Return the methods that a check lets pass in a run with these tables."""
     found = set()
     for name in OURS:
-        nets: dict[str, object] = {"fedali": {"name": "hart", "alp": True}}
+        nets: dict[str, object] = {
+            "fedali": {"name": "hart", "alp": True}, "pilora": {"name": "mlp", "adapters": 8},
+        }  # fmt: skip
         net = nets.get(name, {"name": "digits-cnn", "norm": "batch"})
         run = experiment_of({**LEAST, "net": net, "method": {"name": name}, **tables})
         shape = (128, 6) if name == "fedali" else (1, 28, 28)

@@ -23,6 +23,7 @@ _NAMES = (
     "fedic", "fedmlp", "pfedgrp", "fedavg-replay", "pfedgraph", "pfedgraph-replay", "fedem",
     "fedcil", "af-fcl", "mfcl", "target", "ifca", "feddyn",
     "lg-fedavg", "feddrift", "feddrift-eager", "fedala", "flash", "per-fedavg", "fedtgp", "glfc",
+    "pilora",
 )  # fmt: skip
 _MODULES = {name: name.replace("-", "_") for name in _NAMES} | {
     "pfedgraph-replay": "pfedgraph", "feddrift-eager": "feddrift"

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 from fedmodels.errors import ConfigError
+from fedmodels.nets.split import SplitNet
 
 
 class Adapted(nn.Module):
@@ -94,3 +95,11 @@ def _layers(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear | nn.
             yield module, name, child
         else:
             yield from _layers(child)
+
+
+def adapters_in(net: SplitNet) -> dict[str, str]:
+    """Return the key of B by the key of A, of each adapter of a net whose A and B train."""
+    paths = (path for path, part in net.named_modules() if isinstance(part, Adapted))
+    keys = (f"{path}.{{}}.weight".replace(".", "/", 1) for path in paths)
+    own = net.tensors()
+    return {key.format("down"): key.format("up") for key in keys if key.format("down") in own}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -222,3 +222,10 @@ class RunFacts:
     def width(self) -> int:
         """Return d, the number of coordinates of an embedding."""
         return self._shape.width
+
+    @cached_property
+    def adapters(self) -> Mapping[str, str]:
+        """Return the key of B by the key of A, of each adapter whose A and B train."""
+        from fedmodels.nets.adapters import adapters_in  # few nets have some
+
+        return adapters_in(self._built())

@@ -214,6 +214,7 @@ def test_what_travels_is_known_without_the_initial_weights():
 NETS: dict[str, Any] = {
     "fedali": {"name": "vit-tiny", "alp": True},
     "fedbn": {"name": "digits-cnn", "norm": "batch"},
+    "pilora": {"name": "mlp", "adapters": 8},
 }
 
 

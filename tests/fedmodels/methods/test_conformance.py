@@ -45,7 +45,11 @@ EXTEND = Path(__file__).parents[3] / "examples" / "extend"
 
 NORMED = {"name": "digits-cnn", "norm": "batch"}
 
-NEEDS: dict[str, dict[str, object]] = {"fedali": {"net": ALIGNED}, "fedbn": {"net": NORMED}}
+ADAPTED = {"name": "mlp", "hidden": [16], "adapters": 8}
+
+NEEDS: dict[str, dict[str, object]] = {
+    "fedali": {"net": ALIGNED}, "fedbn": {"net": NORMED}, "pilora": {"net": ADAPTED},
+}  # fmt: skip
 """Tables a method cannot do without, by name: ``{"fedali": {"net": {"name": "hart", …}}}``."""
 
 SMALL_GENERATORS = {"generator_width": 4, "generator_epochs": 5, "n_check": 16}
@@ -89,6 +93,7 @@ VARIANTS = [
 CARRIED = (
     "fedavg", "local", "centralized", "fedper", "fedproto", "gldp", "fedpac", "creff", "fedic",
     "fedmlp", "pfedgrp", "pfedgraph", "pfedgraph-replay", "fedcil", "af-fcl", "mfcl", "glfc",
+    "pilora",
 )  # fmt: skip
 """A method of each kind that sends, gets or keeps something else than the others."""
 

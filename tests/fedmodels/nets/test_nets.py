@@ -208,7 +208,7 @@ def test_an_mlp_without_hidden_layers_is_softmax_regression():
 def test_unknown_names_and_options():
     with pytest.raises(ConfigError, match="Did you mean 'resnet20'"):
         make_net("resnt20", num_classes=2, input_shape=RGB)
-    with pytest.raises(ConfigError, match=r"has: hidden\. Did you mean 'hidden'"):
+    with pytest.raises(ConfigError, match=r"has: hidden, adapters\. Did you mean 'hidden'"):
         make_net("mlp", num_classes=2, input_shape=RGB, hiden=[3])
     with pytest.raises(ConfigError, match="has: no options"):
         make_net("resnet20", num_classes=2, input_shape=RGB, width=3)

@@ -100,6 +100,7 @@ CASES = {
     "gldp": ("gldp", {"t": 2, "s": 2}),
     "gldp-epoch": ("gldp", {"t": 3, "s": 1, "heads": "round", "own_moves": "epoch"}),
     "mfcl": ("mfcl", {}),
+    "pilora": ("pilora", {}),
     "pfedgrp-soft": ("pfedgrp", {**SHORT, "replay_labels": "soft"}),
 }
 

@@ -28,6 +28,7 @@ WHY = {
     "fedtgp": "needs every upload by itself: each client's prototypes train the global ones",
     "ifca": "needs every upload by itself", "feddrift": "needs every upload by itself",
     "feddrift-eager": "needs every upload by itself", "glfc": "needs every upload by itself",
+    "pilora": "needs every upload by itself: each class's prototype is mixed",
     "local": "uploads neither weights nor prototypes",
 }  # fmt: skip
 NETS = {"fedali", "fedbn"}

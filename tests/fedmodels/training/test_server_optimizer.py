@@ -138,6 +138,7 @@ def test_it_is_for_every_method_whose_server_keeps_a_mean(name):
         "fedbn": normed,
         "fedcil": {"name": "acgan"},
         "fedali": {"name": "vit-tiny", "alp": True, "patch": 4},
+        "pilora": {"name": "mlp", "hidden": [4], "adapters": 8},
     }
     net = nets.get(name, {"name": "mlp", "hidden": [4]})
     experiment = tiny_experiment(

@@ -30,7 +30,7 @@ from tests.fedmodels.methods.test_conformance import experiment_for
 TOGETHER = [
     "centralized", "fedala", "fedavg", "fedbabu", "feddyn", "fedic", "fedntd", "fedper", "fedprox",
     "fedproto", "fedrep", "fedtgp", "gldp", "ifca", "lg-fedavg", "local", "moon", "pfedgraph",
-    "scaffold",
+    "pilora", "scaffold",
 ]  # fmt: skip
 SIZES = (21, 16, 9, 21, 0)
 """Examples of each client: batches of 8, a rest of 5, none or one; the last has none at all."""
@@ -84,7 +84,9 @@ def assert_as_in_turn(experiment: Experiment, root: Path) -> list[Any]:
 
 def run_of(name: str, net: str = "mlp", **method: Any) -> RunFacts:
     table = {"name": name, **method}
-    experiment = tiny_experiment(method=table, net={"name": net}, training={"together": 2})
+    adapters = {"adapters": 8} if name == "pilora" else {}
+    options = {"name": net, **adapters}
+    experiment = tiny_experiment(method=table, net=options, training={"together": 2})
     return RunFacts(experiment, Problem((1, 8, 8), 10))
 
 
