@@ -195,6 +195,8 @@ Stays = Annotated[
 ]
 SeenRun = Annotated[str, typer.Option("--run-id", hidden=True)]
 """The run that a site which stays has seen, and no other."""
+ForecastTold = Annotated[Path | None, typer.Option("--told", hidden=True)]
+"""Where a launch reads the forecast, as code of one's own may print. The trial lies beside."""
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -543,6 +545,7 @@ def tell_forecast(
     ] = None,
     sets: Sets = None,
     device: Device = "auto",
+    told: ForecastTold = None,
     as_json: AsJson = False,
 ) -> None:
     """Say how long a run will take on this machine, by a trial of a client's first training."""
@@ -553,7 +556,11 @@ def tell_forecast(
     from fedmodels.machine import keep_large_blocks
 
     keep_large_blocks()
-    found = of_config(read_experiment(config, sets or ()), data, _device(device))
+    file = told.resolve() if told else None
+    place = file.parent if file else None
+    found = of_config(read_experiment(config, sets or ()), data, _device(device), place)
+    if file is not None:
+        file.write_text(json_text(found.to_dict()), "utf-8")
     for line in [json_text(found.to_dict())] if as_json else found.lines():
         typer.echo(line)
 

@@ -40,9 +40,11 @@ from fedmodels.training.settings import SharedSettings, to_table
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 
-WHOLE, PART, ALL = 0.5, 10.0, 20.0
-"""Seconds that a whole training may take here; that one with short lengths may take; and after
-which no further length is looked at."""
+WHOLE, PART, ALL, CLOCK = 0.5, 10.0, 20.0, 180.0
+"""Seconds that a whole training may take here; that one with short lengths may take; after which
+no further length is looked at; and that all may take on the clock, as of a class that sleeps."""
+AGAIN = 1.0
+"""Seconds until what takes too long is told so again: an error in a finalizer is lost."""
 STEP = 0.1
 """Seconds that a length has to add before the time of the whole is concluded from them."""
 LONG_S = 600.0
@@ -124,19 +126,21 @@ def _time(seconds: float) -> str:
     return duration(seconds) if seconds >= 10 else text_of(float(f"{seconds:.2g}"), "seconds")
 
 
-def of_config(experiment: Experiment, data: Path | None, device: torch.device) -> Forecast:
+def of_config(
+    experiment: Experiment, data: Path | None, device: torch.device, place: Path | None = None
+) -> Forecast:
     """Return the forecast of a run on its data; unless they are given, they are dealt out for it.
 
     Raises:
         FedtideError: as :func:`forecast`.
     """
     if data is not None:
-        return forecast(experiment, data, device)
+        return forecast(experiment, data, device, place=place)
     how, seed = experiment.schedule, experiment.seed
-    with tempfile.TemporaryDirectory(prefix="fedtide-forecast-") as place:
+    with _directory(place) as root:
         dealt = data_and_scenario(experiment)
-        run_partition(*dealt, how.clients, seed, root := Path(place), Console(quiet=True))
-        return forecast(experiment, root, device)
+        run_partition(*dealt, how.clients, seed, root, Console(quiet=True))
+        return forecast(experiment, root, device, place=place)
 
 
 def forecast(
@@ -145,6 +149,7 @@ def forecast(
     device: torch.device,
     tried_s: float = WHOLE,
     at_once: int | None = None,
+    place: Path | None = None,
 ) -> Forecast:
     """Try a client's work and the coordinator's; say how long the run will take.
 
@@ -154,32 +159,54 @@ def forecast(
         device: what clients train on.
         tried_s: seconds that a whole training is tried for.
         at_once: how many clients train side by side; by default one a core.
+        place: where directories for a while lie; by default where the system has them.
 
     Raises:
         FedtideError: the config or the data do not fit, or the trial failed; one line says why.
     """
-    with tempfile.TemporaryDirectory(prefix="fedtide-forecast-") as place:
-        return _Trial(experiment, data, device, Path(place), at_once).forecast(tried_s)
+    with _directory(place) as own:
+        try:
+            with _within(CLOCK, signal.SIGALRM, signal.ITIMER_REAL, _OutOfTime):
+                return _Trial(experiment, data, device, own, at_once).forecast(tried_s)
+        except _OutOfTime:
+            raise FedtideError(f"a trial takes longer than {duration(CLOCK)}") from None
+
+
+@contextmanager
+def _directory(place: Path | None) -> Iterator[Path]:
+    """Yield a directory that goes away."""
+    with tempfile.TemporaryDirectory(prefix="fedtide-forecast-", dir=place) as made:
+        yield Path(made)
 
 
 class _TooLong(BaseException):
     """A trial takes too long; nothing of a client may catch it."""
 
 
+class _OutOfTime(BaseException):
+    """All trials together take too long."""
+
+
 @contextmanager
-def _within(seconds: float) -> Iterator[None]:
-    """End what takes longer than so many seconds of this process."""
+def _within(
+    seconds: float,
+    number: signal.Signals = signal.SIGPROF,
+    timer: int = signal.ITIMER_PROF,
+    error: type[BaseException] = _TooLong,
+) -> Iterator[None]:
+    """End what takes longer than so many seconds, by default of this process's work."""
 
     def ring(number: int, frame: Any) -> None:
-        raise _TooLong
+        raise error
 
-    before = signal.signal(signal.SIGPROF, ring)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    handler = signal.signal(number, ring)
+    before = signal.setitimer(timer, seconds, AGAIN)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(timer, 0)
+        signal.signal(number, handler)
+        signal.setitimer(timer, *before)
 
 
 class _Trial:
@@ -200,11 +227,12 @@ class _Trial:
         self.began_at = self.clock()
         looked = Workers([0], data, place / "looked", device)
         some = [c for c in range(experiment.schedule.clients) if looked.has_data(c)]
-        if not some:
-            raise DataError(f"{data} holds no client's data")
-        kept = some[:: math.ceil(len(some) / LOOKED_AT)]
-        self.examples = {c: _examples(looked, c, experiment.accumulates) for c in kept}
+        kept = some[:: max(1, math.ceil(len(some) / LOOKED_AT))]
+        found = {c: _examples(looked, c, experiment.accumulates) for c in kept}
+        self.examples = {c: row for c, row in found.items() if row}
         """Examples to train on, by client and task."""
+        if not self.examples:
+            raise DataError(f"{data} holds no client's data")
         self.mean = float(np.mean([n for row in self.examples.values() for n in row]))
         self.client = min(self.examples, key=lambda c: abs(self.examples[c][0] - self.mean))
         self.tasks = max(map(len, self.examples.values()))

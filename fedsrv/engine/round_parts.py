@@ -5,6 +5,7 @@ The parts of a run are asked at their seams here and in :mod:`fedsrv.engine.roun
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -40,6 +41,7 @@ LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""
 MAX_CONFUSED = 100
 """Most classes of a problem for which the last scores include confusion matrices."""
+log = logging.getLogger(__name__)
 
 
 class RoundParts:
@@ -140,7 +142,10 @@ class RoundParts:
         )  # fmt: skip
         if orders and not ctx.interaction and not self._foretold:
             self._foretold = True
-            self.events.tell("forecast", **forecast(plan, trip, state, wanted))
+            try:
+                self.events.tell("forecast", **forecast(plan, trip, state, wanted))
+            except Exception as error:  # init_client may need what only a site has
+                log.warning("no forecast of bytes: %s: %s", type(error).__name__, error)
         return trip
 
     def payload(self, ctx: ServerContext, state: ServerState) -> Payload:

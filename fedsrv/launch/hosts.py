@@ -89,8 +89,8 @@ class Hosts(Protocol):
         """Start a host, or start it again after its end."""
         ...
 
-    def forecast(self, config: Path, data: Path) -> bool:
-        """Start the trial that says how long a run takes; tell whether there is one."""
+    def forecast(self, config: Path, data: Path, told: Path) -> bool:
+        """Start the trial that says in a file how long a run takes; tell whether there is one."""
         ...
 
     def begin_again(self) -> None:
@@ -129,7 +129,7 @@ class LocalHosts:
 
     def begin_again(self) -> None:
         """Start another fork server, as an ordinary process."""
-        process = started(["-m", "fedcli.hosts"], self._log("hosts"))
+        process = started(["-m", "fedcli.hosts", *self._joining.ahead], self._log("hosts"))
         self._server = Child("hosts", process, self._box)
 
     def divide(self, crowd: Crowd) -> list[str]:
@@ -150,11 +150,12 @@ class LocalHosts:
         log = self._log(f"client-{clients}")
         self._server.tell({"id": clients, "argv": argv, "log": str(log)})
 
-    def forecast(self, config: Path, data: Path) -> bool:
+    def forecast(self, config: Path, data: Path, told: Path) -> bool:
         """Fork the trial; its end comes into the box as that of a host."""
         assert self._server is not None
         device, log = next(iter(self._devices.values())), self._log(FORECAST)
         argv = ["forecast", str(config), "--data", str(data), "--device", device]
+        argv += ["--told", str(told)]
         self._server.tell({"id": FORECAST, "argv": argv, "log": str(log)})
         return True
 

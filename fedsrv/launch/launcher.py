@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shutil
 import signal
 import threading
 import time
@@ -264,6 +265,7 @@ class Launch:
         self.config = self.out / "logs" / "launch.toml"
         with using(self.out):
             self.config.write_text(tomli_w.dumps(self.experiment.to_dict()), "utf-8")
+        self._end_trial()  # of a launch that was killed
         share_memory()
         argv = ["partition", str(self.config), "--out", str(self.data), "--no-picture"]
         if self.made_before:
@@ -287,6 +289,7 @@ class Launch:
         self.dealing.close()
         self.hosts.end()
         self.coordinator.end()
+        self._end_trial()
 
     def _log(self, source: str) -> Path:
         return self.out / "logs" / f"{source}.log"
@@ -325,7 +328,9 @@ class Launch:
                 self.experiment = found
                 self.config.write_text(tomli_w.dumps(found.to_dict()), "utf-8")
                 self.clients = self.hosts.divide(replace(crowd, stacked=True))
-            self.is_tried = self.forecasts and self.hosts.forecast(self.config, self.data)
+            if self.forecasts:
+                self.told.parent.mkdir()
+                self.is_tried = self.hosts.forecast(self.config, self.data, self.told)
         self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:
@@ -378,7 +383,7 @@ class Launch:
             elif said.status is not None:
                 self._restart(self.hosts.name, self.hosts.why(said.status))
                 self.hosts.begin_again()
-                self.is_tried = False
+                self._end_trial()
                 self._start_hosts()
             else:
                 self._client_said(json.loads(said.line))
@@ -445,7 +450,7 @@ class Launch:
         if "status" not in fact:
             return
         if client == FORECAST:
-            return self._forecast_said(fact["status"] == 0)
+            return self._forecast_said(int(str(fact["status"])))
         self.without_room.pop(client, None)
         if fact["status"] == 0 or self.finished or self.is_draining:
             self.ended.add(client)
@@ -467,13 +472,26 @@ class Launch:
         self._restart(source, why)
         self.hosts.start(client, self.address)
 
-    def _forecast_said(self, is_done: bool) -> None:
+    @property
+    def told(self) -> Path:
+        """Where the trial says how long the run will take; its directory lies beside."""
+        return self.out / "logs" / FORECAST / "told.json"
+
+    def _forecast_said(self, status: int) -> None:
         """Say how long the run will take, or why nobody knows; then start the hosts."""
-        lines = self._log(FORECAST).read_text("utf-8", "replace").splitlines() if is_done else []
-        for line in lines or [f"not known: {error_in(self._log(FORECAST))}"]:
+        if status:
+            lines = [f"not known: {self._why(FORECAST, status)}"]
+        else:
+            lines = json.loads(self.told.read_text("utf-8"))["lines"]
+        for line in lines:
             self.display.say(f"forecast: {line}")
-        self.is_tried = False
+        self._end_trial()
         self._start_hosts()
+
+    def _end_trial(self) -> None:
+        """Leave nothing of a trial that has ended."""
+        self.is_tried = False
+        shutil.rmtree(self.told.parent, ignore_errors=True)
 
     def _why(self, source: str, status: int) -> str:
         """Return why a process ended, by its exit status and its log."""

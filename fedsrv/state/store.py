@@ -121,9 +121,9 @@ class Store:
             if changed := forbidden_changes(before, self.experiment):
                 raise another_config(self.path, changed, self.experiment)
         facts = {"experiment": json.dumps(self.experiment.to_dict(), sort_keys=True)}
-        for part in halves_of(self.experiment, "server"):
-            facts |= part.takes_up(self, before)
         with writing(self.path):
+            for part in halves_of(self.experiment, "server"):
+                facts |= part.takes_up(self, before)
             self.ledger.set_facts(**facts)
 
     # --- what is committed ------------------------------------------------------------------------

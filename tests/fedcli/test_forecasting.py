@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from typer.testing import CliRunner
 from fedcli import forecasting
 from fedcli.cli import app
 from fedcli.forecasting import Forecast, Work, forecast
-from fedmodels.errors import DataError
+from fedmodels.errors import DataError, FedtideError
 from fedsrv.events import Event
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
@@ -67,6 +69,59 @@ def test_a_trial_changes_neither_the_data_nor_what_is_drawn(digits, tmp_path, wh
     assert found.interaction > found.client > 0
     again = run_in_process(experiment, digits, tmp_path / "run")
     assert again["state_sha256"] == whole_run(experiment, digits).summary["state_sha256"]
+
+
+def test_code_that_cannot_tell_what_clients_hold_ends_no_run(digits, tmp_path, monkeypatch):
+    """A class of one's own may read in ``init_client`` what only a site has."""
+
+    def nowhere(*_):
+        raise FileNotFoundError("/site/only")
+
+    monkeypatch.setattr("fedsrv.engine.forecast.init_client", nowhere)
+    events = list[Event]()
+    held = tiny_experiment(method={"name": "fedrep"}, schedule={"rounds": 1})
+    run_in_process(held, digits, tmp_path / "run", hear=events.append)
+    kinds = [event.kind for event in events]
+    assert ("forecast" in kinds, "finished" in kinds) == (False, True)
+
+
+def test_an_end_that_a_finalizer_swallows_comes_again(monkeypatch):
+    monkeypatch.setattr(forecasting, "AGAIN", 0.02)
+    swallowed = list[int]()
+
+    def works():
+        while True:
+            try:
+                while True:
+                    pass
+            except forecasting._TooLong:
+                if len(swallowed) == 2:
+                    raise
+                swallowed.append(1)
+
+    with pytest.raises(forecasting._TooLong), forecasting._within(0.02):
+        works()
+
+
+def test_a_trial_that_waits_for_ever_ends(digits, monkeypatch):
+    monkeypatch.setattr(forecasting, "CLOCK", 0.05)
+    monkeypatch.setattr(forecasting._Trial, "_tried", lambda *_: threading.Event().wait())
+    with pytest.raises(FedtideError, match=r"^a trial takes longer than "):
+        forecast(tiny_experiment(), digits, CPU)
+
+
+def test_clients_without_tasks_are_not_tried(digits, tmp_path):
+    """As in an open run, whose clients may begin with nothing."""
+    data = tmp_path / "data"
+    shutil.copytree(digits, data)
+    files = [data / str(client) / "client.json" for client in range(3)]
+    open_run = tiny_experiment(schedule={"order": "tasks_outer", "open": True})
+    for file in files[:2]:
+        file.write_text(json.dumps({**json.loads(file.read_text()), "tasks": []}))
+    assert forecast(open_run, data, CPU).client > 0
+    files[2].write_text(json.dumps({**json.loads(files[2].read_text()), "tasks": []}))
+    with pytest.raises(DataError, match="holds no client's data"):
+        forecast(open_run, data, CPU)
 
 
 def test_what_is_too_long_follows_from_how_it_grows(digits, tmp_path, monkeypatch):
@@ -131,6 +186,12 @@ def test_the_command_deals_data_out_or_says_what_lacks(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["forecast", str(config), "--json", "--device", "cpu"])
     assert json.loads(done.stdout)["lines"][0].startswith("an interaction takes about ")
     assert [file.name for file in Path().iterdir()] == ["config.toml"]
+    told = tmp_path / "told" / "told.json"
+    told.parent.mkdir()
+    ask = ["forecast", str(config), "--device", "cpu", "--told", "told/told.json"]
+    done = CliRunner().invoke(app, ask)
+    assert done.stdout.splitlines() == json.loads(told.read_text())["lines"]
+    assert [*told.parent.iterdir()] == [told]
     nothing = CliRunner().invoke(app, ["forecast", str(config), "--data", str(tmp_path)])
     assert isinstance(nothing.exception, DataError)
     assert str(nothing.exception) == f"{tmp_path} holds no client's data"

@@ -94,6 +94,9 @@ class Started:
         assert server, "nobody listens yet"
         self.clients.append(clients)
 
+    def forecast(self, config, data, told):
+        return True
+
     def begin_again(self):
         """All hosts of before are gone."""
 
@@ -186,6 +189,27 @@ def told_of_a_failure(tmp_path):
     (tmp_path / "logs" / "server.log").write_text("error: its loss is not finite\n")
     run.box.put(ProcessLine("hosts", json.dumps({"id": "0", "status": 1})))
     return run, said
+
+
+@pytest.mark.parametrize(("status", "line"), [(-9, "not known: killed by signal 9"), (0, "1 s")])
+def test_hosts_start_when_a_trial_has_ended_however_it_did(tmp_path, digits, status, line):
+    """What code of one's own prints in it is no forecast."""
+    said = io.StringIO()
+    lines, logs = PlainLines(Console(file=said, width=200)), tmp_path / "logs"
+    logs.mkdir()
+    (logs / "forecast.log").write_text("no forecast, ")
+    run = Launch(
+        tiny_experiment(), tmp_path, digits, Started(), lines, tmp_path / "none", forecasts=True
+    )
+    run.config, run.coordinator = tmp_path / "launch.toml", SimpleNamespace(tell=[].append)
+    run.start(None)
+    run._server_said(ProcessLine("server", "listening on 127.0.0.1:5"))
+    assert run.hosts.clients == []
+    run.told.write_text(json.dumps({"lines": ["1 s"]}))
+    run._client_said({"id": "forecast", "status": status})
+    assert run.hosts.clients == run.clients != []
+    assert said.getvalue() == f"forecast: {line}\n"
+    assert [*logs.iterdir()] == [logs / "forecast.log"]
 
 
 def test_hosts_that_die_before_the_coordinator_listens_start_once_it_does(tmp_path):
