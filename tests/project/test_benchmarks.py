@@ -15,6 +15,7 @@ TINY = {
     "commands": "--repeats 1",
     "costs": "--nets mlp --heads 2x4 --steps mlp --turns 1",
     "floor": "2 1000 3 1 duties",
+    "forecast": "fedavg --set schedule.rounds=1 --set data.max_per_class=60",
     "memory": "--hidden 8 --rounds 3",
     "overhead": "--clients 2 --rounds 4",
     "reductions": "--clients 7 --parameters 1000",
