@@ -11,6 +11,7 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make, names
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
+from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import START, ClientContext, ServerContext
 from fedmodels.training.hooks import as_uploads
 from fedmodels.training.loop import train_locally
@@ -182,6 +183,22 @@ def test_what_one_net_lacks_is_refused():
     run = facts("lg-fedavg", OTHER)
     with pytest.raises(ConfigError, match=r"base/3\.\w+', which is missing with net 'mlp'"):
         check_own_nets(make("lg-fedavg", private=("base/1.",)), run)
+
+
+@pytest.mark.parametrize("way", ["upload", "common", "personal"])
+def test_each_way_of_what_travels_is_compared(way):
+    def of(run, there):
+        return BundleSpec.of(Bundle({k: w for k, w in run.forms.items() if there == way}))
+
+    class Own(type(make("local"))):
+        def upload_spec(self, run):
+            return of(run, "upload")
+
+        def payload_spec(self, run):
+            return of(run, "common"), of(run, "personal")
+
+    with pytest.raises(ConfigError, match=r"shares 'weights/base/1\.\w+'"):
+        check_own_nets(Own(), facts("local", OTHER))
 
 
 def test_an_upload_of_another_width_does_not_fit():
