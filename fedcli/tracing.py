@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from fedcli.runtime.enrolment import client_of
 from fedcli.runtime.host import Host
-from fedcli.runtime.worker import Result, Task
+from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.spans import Spans, exported
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -41,11 +41,11 @@ class TracedHost(Host):
         finally:
             self.spans.end()
 
-    def orders(self) -> Iterator[list[Task]]:
+    def orders(self) -> Iterator[list[GivenOrder]]:
         """Yield what is to be done, and note when."""
-        for tasks in super().orders():
+        for given in super().orders():
             self._begun_s = time.time()
-            yield tasks
+            yield given
 
     def hand_on(self, results: list[Result] | None) -> None:
         """Tell of work that is done, and give its results on."""

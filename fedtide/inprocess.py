@@ -17,7 +17,7 @@ from rich.console import Console
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime.patience import executed
-from fedcli.runtime.worker import Result, Task
+from fedcli.runtime.worker import GivenOrder, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
@@ -244,11 +244,11 @@ class InProcessCohort:
         found: dict[ClientId, Answer] = {}
         declined: dict[ClientId, str] = {}
         for start in range(0, len(clients), self._at_once):
-            tasks = {c: self._task(trip, c) for c in clients[start : start + self._at_once]}
-            done = executed([*tasks.values()])
+            given = {c: self._given(trip, c) for c in clients[start : start + self._at_once]}
+            done = executed([*given.values()])
             results = {result.order.client_id: result for result in done}
-            for client, task in tasks.items():
-                down, result = task.payload.num_bytes(), results[task.order.client_id]
+            for client, one in given.items():
+                down, result = one.payload.num_bytes(), results[one.order.client_id]
                 if result.failure.startswith(OrderDeclined.SAID):
                     declined[client] = result.failure
                     continue
@@ -263,18 +263,18 @@ class InProcessCohort:
             raise ClientFailed(client, trip.round, "order", why)
         return found, declined
 
-    def _task(self, trip: Trip, client: ClientId) -> Task:
+    def _given(self, trip: Trip, client: ClientId) -> GivenOrder:
         """Return what a client has to do, and what it needs for that."""
         order = stamped(trip.orders[client], self.committed, self.watermark)
         self.before(order)
         self.workers.follow(order.settings)
         worker, specs = self.workers.of(client), self.workers.set_ups.of(order).payload_spec
         if order.kind in WITHOUT_PAYLOAD:
-            return Task(worker, order, Bundle())
+            return GivenOrder(worker, order, Bundle())
         parts = {"common": transported(trip.sent, specs["common"])}
         if client in trip.personal:
             parts["personal"] = transported(trip.personal[client], specs["personal"])
-        return Task(worker, order, merged(parts))
+        return GivenOrder(worker, order, merged(parts))
 
     def _answer(self, trip: Trip, client: ClientId, done: Result, down: int) -> Answer:
         """Take a client's result; raise ClientFailed if there is none."""

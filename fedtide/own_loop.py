@@ -28,7 +28,7 @@ from torch.utils.data import TensorDataset
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
 from fedcli.runtime.staying import Address, each_run
-from fedcli.runtime.worker import Result, Task
+from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import LEDGER
@@ -263,12 +263,12 @@ def _interactions(host: Host) -> Iterator[LoopTask]:
     """Yield what is to be trained, and do all other orders."""
     with host.taking_part():
         _check_leaves_the_loop(host.workers.of(host.workers.clients[0]).method)
-        for tasks in host.orders():
-            if tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
-                run = host.enrolment.members[tasks[0].worker.client].run_id
-                host.hand_on((yield from _trained(tasks[0], run)))
+        for given in host.orders():
+            if given[0].order.kind == rpc.ORDER_KIND_TRAIN:
+                run = host.enrolment.members[given[0].worker.client].run_id
+                host.hand_on((yield from _trained(given[0], run)))
             else:
-                host.hand_on(host.execute(tasks))
+                host.hand_on(host.execute(given))
 
 
 def _check_leaves_the_loop(method: Method) -> None:
@@ -282,7 +282,7 @@ def _check_leaves_the_loop(method: Method) -> None:
         )
 
 
-def _trained(found: Task, run: str) -> Generator[LoopTask, None, list[Result]]:
+def _trained(found: GivenOrder, run: str) -> Generator[LoopTask, None, list[Result]]:
     """Let the loop train; return its result, none where nobody waits for it any more."""
     worker, order = found.worker, found.order
     try:

@@ -34,7 +34,7 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.order_queue import WAKE_S, OrderQueue
 from fedcli.runtime.patience import executed, patiently
 from fedcli.runtime.state import lock_states
-from fedcli.runtime.worker import Progress, Result, Task
+from fedcli.runtime.worker import GivenOrder, Progress, Result
 from fedcli.runtime.workers import Workers
 from fedmodels.code_names import refuse_exits
 from fedmodels.config.bounds import DETAILS, CountDetail
@@ -198,7 +198,7 @@ class Host:
             if lock is not None:
                 os.close(lock)
 
-    def orders(self) -> Iterator[list[Task]]:
+    def orders(self) -> Iterator[list[GivenOrder]]:
         """Yield what is to be done next, until the run is over: one order, or some to do at once.
 
         Whoever iterates hands on the results.
@@ -211,11 +211,11 @@ class Host:
             threading.Thread(target=self._look_forever, args=[look], daemon=True).start()
         while True:
             try:
-                tasks = self._next_tasks()
+                given = self._next_orders()
             except RunOver:
                 return
             with self.workers.set_ups.busy:
-                yield tasks
+                yield given
 
     def hand_on(self, results: list[Result] | None) -> None:
         """Give results, or None at the end, to the thread that pushes; wait until it has room.
@@ -229,7 +229,7 @@ class Host:
             if self._orders.failure is not None:
                 raise self._orders.failure
 
-    def _next_tasks(self) -> list[Task]:
+    def _next_orders(self) -> list[GivenOrder]:
         """Wait for an order, and for those that are to be trained together with it."""
         end_if_signalled()
         found = self._orders.take()
@@ -245,11 +245,13 @@ class Host:
                 break
             taken.append(found)
         self.workers.follow(taken[0][0].settings)
-        return [Task(self.workers.of(client_of(o.client_id)), o, payload) for o, payload in taken]
+        return [
+            GivenOrder(self.workers.of(client_of(o.client_id)), o, payload) for o, payload in taken
+        ]
 
-    def execute(self, tasks: list[Task]) -> list[Result]:
+    def execute(self, given: list[GivenOrder]) -> list[Result]:
         """Do what orders say; those that were abandoned on the way have no result."""
-        results = executed(tasks)
+        results = executed(given)
         for result in results:
             if result.order.kind == rpc.ORDER_KIND_FINISH:
                 self._unfinished[result.order.client_id] = result.failure

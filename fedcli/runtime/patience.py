@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from fedcli.runtime.worker import Progress, Result, Task
+from fedcli.runtime.worker import GivenOrder, Progress, Result
 from fedmodels.errors import ArchiveNotWritten
 from fedmodels.printable import printable
 from fedmodels.shortages import is_passing
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def executed(tasks: Sequence[Task]) -> list[Result]:
+def executed(given: Sequence[GivenOrder]) -> list[Result]:
     """Do what orders of one run say, those to train at the same time where it asks for that.
 
     What fails for want of room or of open files is tried again for a while. An order that was
@@ -35,19 +35,19 @@ def executed(tasks: Sequence[Task]) -> list[Result]:
     Raises:
         ArchiveNotWritten: the shortage stays.
     """
-    if tasks[0].order.kind == rpc.ORDER_KIND_TRAIN:
-        for part in tasks[0].worker.parts:
+    if given[0].order.kind == rpc.ORDER_KIND_TRAIN:
+        for part in given[0].worker.parts:
             if part.at_once is not None:
-                return tried_again(tasks, partial(part.at_once, tasks))
-    return [one for task in tasks for one in tried_again([task], partial(_alone, task))]
+                return tried_again(given, partial(part.at_once, given))
+    return [result for one in given for result in tried_again([one], partial(_alone, one))]
 
 
-def _alone(task: Task) -> list[Result]:
-    found = task.worker.execute(task.order, task.payload)
+def _alone(one: GivenOrder) -> list[Result]:
+    found = one.worker.execute(one.order, one.payload)
     return [] if found is None else [found]
 
 
-def tried_again(tasks: Sequence[Task], do: Callable[[], list[Result]]) -> list[Result]:
+def tried_again(given: Sequence[GivenOrder], do: Callable[[], list[Result]]) -> list[Result]:
     """Do what orders say, as :func:`patiently`; nothing once nobody wants it any more.
 
     The clients are at work meanwhile, as their server sees it: it waits for them, or goes on
@@ -56,15 +56,15 @@ def tried_again(tasks: Sequence[Task], do: Callable[[], list[Result]]) -> list[R
     Raises:
         ArchiveNotWritten: the shortage stays for longer than ``PATIENCE_S``.
     """
-    working = [task.worker for task in tasks]
+    working = [one.worker for one in given]
 
     def is_wanted() -> bool:
-        for worker, task in zip(working, tasks, strict=True):
+        for worker, one in zip(working, given, strict=True):
             if worker.progress.interaction < 0:
-                worker.progress = Progress.of(task.order)
+                worker.progress = Progress.of(one.order)
         return not all(worker.progress.superseded for worker in working)
 
-    found = patiently(f"client {tasks[0].order.client_id}", do, is_wanted)
+    found = patiently(f"client {given[0].order.client_id}", do, is_wanted)
     if found is None:
         for worker in working:
             worker.progress = Progress()

@@ -292,7 +292,7 @@ def _same(one: rpc.Order, other: rpc.Order) -> bool:
 
 
 @dataclass(frozen=True)
-class Task:
+class GivenOrder:
     """An order to train, its payload, and the worker of its client."""
 
     worker: Worker

@@ -22,7 +22,7 @@ import torch
 
 import fedtide
 from fedcli.parts.together import execute_together
-from fedcli.runtime.worker import Result, Task
+from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedsrv.state.run_directory import launching
@@ -392,9 +392,9 @@ def test_different_clients_train_together(tmp_path, monkeypatch):
     """As many as ``together`` says, and then the rest; the same ones for each task."""
     stacks: list[list[object]] = []
 
-    def counted(tasks: Sequence[Task]) -> list[Result]:
-        stacks.append([task.worker.client for task in tasks])
-        return execute_together(tasks)
+    def counted(given: Sequence[GivenOrder]) -> list[Result]:
+        stacks.append([one.worker.client for one in given])
+        return execute_together(given)
 
     monkeypatch.setattr("fedcli.parts.together.execute_together", counted)
     changes = {"training.together": 2, "schedule.clients": 3, "schedule.rounds": 1}

@@ -200,10 +200,10 @@ def test_orders_that_came_at_once_are_done_one_after_another(host):
     host.workers.of = lambda client: SimpleNamespace(client=client)
     order = [(rpc.Order(client_id=str(c)), Bundle()) for c in range(3)]
     host._orders.put(order[:2])
-    assert [task.worker.client for task in host._next_tasks()] == [0]
+    assert [task.worker.client for task in host._next_orders()] == [0]
     host._orders.end(LinkError("gone"))
     with pytest.raises(LinkError, match="gone"):  # what is left is in vain
-        host._next_tasks()
+        host._next_orders()
 
 
 def test_many_clients_leave_in_few_calls(link, monkeypatch):

@@ -52,7 +52,7 @@ def finish_before_acceptance() -> None:
     from fedcli.runtime.link import Link
     from fedpb.v1 import coordinator_pb2 as rpc
 
-    execute, next_tasks, send = Host.execute, Host._next_tasks, Link._send
+    execute, next_tasks, send = Host.execute, Host._next_orders, Link._send
 
     def executed(self: Any, tasks: Any) -> Any:
         results = execute(self, tasks)
@@ -73,7 +73,7 @@ def finish_before_acceptance() -> None:
                 raise
             return rpc.PushResponse()
 
-    Host.execute, Host._next_tasks = executed, next_of  # type: ignore[method-assign]
+    Host.execute, Host._next_orders = executed, next_of  # type: ignore[method-assign]
     Link._send = sent  # type: ignore[method-assign]
 
 

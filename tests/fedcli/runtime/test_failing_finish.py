@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedcli.runtime.host import Host
-from fedcli.runtime.worker import Task
+from fedcli.runtime.worker import GivenOrder
 from fedmodels.errors import ArchiveError, ArchiveNotWritten
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -27,13 +27,13 @@ class OneOrder(Host):
     def join(self) -> None:
         self.workers.begin(tiny_experiment(method="local"))
 
-    def orders(self) -> Iterator[list[Task]]:
+    def orders(self) -> Iterator[list[GivenOrder]]:
         self._pushing = threading.Thread(target=self._results.get)
         self._pushing.start()
         order = rpc.Order(
             kind=rpc.ORDER_KIND_FINISH, client_id="0", interaction=5, base=-1, committed=4
         )
-        yield [Task(self.workers.of(0), order, Bundle())]
+        yield [GivenOrder(self.workers.of(0), order, Bundle())]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.parts.together import execute_together
 from fedcli.runtime.host import Host
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.worker import Task, Worker
+from fedcli.runtime.worker import GivenOrder, Worker
 from fedmodels.errors import ArchiveError
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -41,8 +41,8 @@ def order_of(client, interaction=0, base=-1, kind=rpc.ORDER_KIND_TRAIN, **facts)
     )  # fmt: skip
 
 
-def tasks_of(workers, **facts):
-    return [Task(w, order_of(w.client, **facts), Bundle()) for w in workers]
+def given_to(workers, **facts):
+    return [GivenOrder(w, order_of(w.client, **facts), Bundle()) for w in workers]
 
 
 def private(worker, version=0):
@@ -53,7 +53,7 @@ def private(worker, version=0):
 
 
 def test_every_client_gets_its_own_net_and_result(workers):
-    results = execute_together(tasks_of(workers))
+    results = execute_together(given_to(workers))
     assert [r.order.client_id for r in results] == ["0", "1", "2"]
     assert all(r.failure == "" and r.report.num_examples > 0 for r in results)
     heads = [private(w)["head/weight"] for w in workers]
@@ -63,7 +63,7 @@ def test_every_client_gets_its_own_net_and_result(workers):
 
 
 def test_one_that_cannot_begin_fails_alone(workers):
-    tasks = tasks_of(workers)
+    tasks = given_to(workers)
     tasks[1].order.base = 4
     failed, *rest = sorted(execute_together(tasks), key=lambda r: not r.failure)
     assert failed.order.client_id == "1"
@@ -76,12 +76,12 @@ def test_one_that_cannot_end_fails_alone(workers, monkeypatch):
         raise ArchiveError("the disk is full")
 
     monkeypatch.setattr(workers[1].states, "save", full)
-    results = execute_together(tasks_of(workers))
+    results = execute_together(given_to(workers))
     assert [r.failure for r in results] == ["", "the disk is full", ""]
 
 
 def test_one_that_diverges_fails_alone(workers):
-    tasks = tasks_of(workers)
+    tasks = given_to(workers)
     workers[1].stream.open(0)
     x, _ = workers[1].stream.train(0)
     x.fill_(float("inf"))
@@ -96,18 +96,18 @@ def test_an_error_in_their_steps_fails_them_all(workers, monkeypatch):
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr("fedcli.parts.together.fit_together", broken)
-    results = execute_together(tasks_of(workers))
+    results = execute_together(given_to(workers))
     assert [r.failure for r in results] == ["RuntimeError: no such operator"] * 3
 
 
 def test_a_result_that_is_there_is_sent_again(workers, monkeypatch):
-    first = execute_together(tasks_of(workers[:2]))
-    again = {r.order.client_id: r for r in execute_together(tasks_of(workers))}
+    first = execute_together(given_to(workers[:2]))
+    again = {r.order.client_id: r for r in execute_together(given_to(workers))}
     assert again["0"].report == first[0].report
     assert again["1"].report == first[1].report
     assert again["2"].failure == ""
     monkeypatch.setattr("fedcli.parts.together.fit_together", None)  # must not be needed any more
-    assert all(r.failure == "" for r in execute_together(tasks_of(workers)))
+    assert all(r.failure == "" for r in execute_together(given_to(workers)))
 
 
 def test_what_nobody_waits_for_is_abandoned(workers, monkeypatch):
@@ -118,7 +118,7 @@ def test_what_nobody_waits_for_is_abandoned(workers, monkeypatch):
         tick(self, *facts)
 
     monkeypatch.setattr(Worker, "_tick", superseded)
-    assert execute_together(tasks_of(workers)) == []
+    assert execute_together(given_to(workers)) == []
     assert all(w.states.versions() == [] for w in workers)
 
 
@@ -138,7 +138,7 @@ def put(host, *orders):
 
 
 def taken(host):
-    return [task.order.client_id for task in host._next_tasks()]
+    return [task.order.client_id for task in host._next_orders()]
 
 
 def test_orders_that_follow_are_waited_for(host):
@@ -158,7 +158,7 @@ def test_orders_of_another_issue_are_kept_for_later(host):
     again = order_of(0, 1, issue=8, following=1), order_of(1, 1, issue=8)
     put(host, order_of(0, issue=7, following=2), *again)
     assert taken(host) == ["0"]
-    assert [(t.order.client_id, t.order.interaction) for t in host._next_tasks()] == [
+    assert [(t.order.client_id, t.order.interaction) for t in host._next_orders()] == [
         ("0", 1),
         ("1", 1),
     ]
@@ -193,4 +193,4 @@ def test_an_error_ends_the_waiting(host):
     put(host, order_of(0, issue=7, following=1))
     host._orders.end(ConnectionError("gone"))
     with pytest.raises(ConnectionError, match="gone"):
-        host._next_tasks()
+        host._next_orders()
