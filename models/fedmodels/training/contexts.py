@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.position import Interaction, Round
+from fedmodels.position import Interaction, Round, Stage, Task
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.run import RunFacts
 
@@ -84,11 +84,6 @@ class Context:
         return self.at.round
 
     @property
-    def task(self) -> int:
-        """Return the task that clients train on."""
-        return self.at.task
-
-    @property
     def whose(self) -> int | str:
         """Return whose random numbers are drawn."""
         return "server"
@@ -116,7 +111,7 @@ class ServerContext(Context):
     """Present for every method that ``needs_server_data``."""
     labels: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """The classes each client of the cohort trains on now, by its announcement."""
-    tasks: Mapping[int, int] = field(default_factory=dict)
+    tasks: Mapping[int, Task] = field(default_factory=dict)
     """Of an open run: the present task of each client of the cohort; elsewhere ``task`` is
     everybody's."""
     limits: tuple[Tensor, Tensor] | None = None
@@ -131,9 +126,14 @@ class ServerContext(Context):
     tell: Callable[[str, int, int, float], None] = lambda what, step, of, loss: None
     """Reports the progress of long work on the server: what, step, number of steps, loss."""
 
-    def task_of(self, client: int) -> int:
+    @property
+    def task(self) -> Stage:
+        """Return the task that all clients train on; of an open run, its stage."""
+        return Stage(self.at.task)
+
+    def task_of(self, client: int) -> Task:
         """Return the task that a client of the cohort trains on."""
-        return self.tasks.get(client, self.task)
+        return self.tasks.get(client, Task(self.at.task))
 
 
 class Stream(Protocol):
@@ -195,6 +195,11 @@ class ClientContext(Context):
     """Returns the client's secret; a worker keeps it in its state directory."""
     made: dict[tuple[Any, ...], Any] = field(default_factory=dict, repr=False)
     """What was made :meth:`once`, and the bundles that it was made of."""
+
+    @property
+    def task(self) -> Task:
+        """Return the task that the client trains on."""
+        return Task(self.at.task)
 
     @property
     def whose(self) -> int | str:
