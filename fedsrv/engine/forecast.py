@@ -5,7 +5,8 @@ How long it takes, ``fedcli forecast`` tries: a coordinator has no data.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmodels.printable import bytes_text
@@ -19,6 +20,7 @@ from fedsrv.engine.plan import Plan
 
 ROW_BYTES = 2500
 """What records, ``run.db`` and the audit log take of a disk for one client of an interaction."""
+log = logging.getLogger(__name__)
 
 
 def forecast(plan: Plan, trip: Trip, state: ServerState, wanted: int) -> dict[str, Any]:
@@ -36,7 +38,11 @@ def forecast(plan: Plan, trip: Trip, state: ServerState, wanted: int) -> dict[st
     counts = [drawn or min(len(step.cohort), wanted) for step in plan.steps]
     kept = 1 + experiment.server.max_rollback
     here = kept * _stored(state) + ROW_BYTES * (len(counts) + sum(counts))
-    there = [_held(plan, run, kept) for run in plan.run.of_each_net]
+    try:
+        there = [_held(plan, run, kept) for run in plan.run.of_each_net]
+    except Exception as error:  # init_client of one's own may need what only a site has
+        log.warning("nobody knows what a client holds: %s: %s", type(error).__name__, error)
+        there = []
     grown = kept * (up[1] - up[0])  # what a client may come to hold, and the coordinator of each
     ends = plan.steps[-1].ends_run
     found: dict[str, Any] = {
@@ -46,7 +52,7 @@ def forecast(plan: Plan, trip: Trip, state: ServerState, wanted: int) -> dict[st
         "up": [*up],
         "all": [sum(counts) * (d + u) for d, u in zip(down, up, strict=True)] if ends else [],
         "server_disk": [here, here + grown * len(plan.profiles)],
-        "client_disk": [min(there), max(there) + grown],
+        "client_disk": [min(there), max(there) + grown] if there else [],
     }
     return found | {"line": _line(found)}
 
@@ -78,11 +84,14 @@ def _line(found: Mapping[str, Any]) -> str:
     line += f" and takes {_range(*found['up'])} from each"
     if found["interactions"]:
         line += f", all {found['interactions']} move {_range(*found['all'])}"
-    here, there = (
-        _range(*(float(f"{n:.1g}") for n in found[f"{whose}_disk"]))
-        for whose in ("server", "client")
-    )
-    return f"{line}; on disk about {here} at the coordinator and {there} at a client"
+    line += f"; on disk about {_rounded(found['server_disk'])} at the coordinator"
+    there = found["client_disk"]
+    return f"{line} and {_rounded(there)} at a client" if there else line
+
+
+def _rounded(disk: Sequence[float]) -> str:
+    least, most = (float(f"{size:.1g}") for size in disk)
+    return _range(least, most)
 
 
 def _range(least: float, most: float) -> str:

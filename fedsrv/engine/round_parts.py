@@ -5,7 +5,6 @@ The parts of a run are asked at their seams here and in :mod:`fedsrv.engine.roun
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -41,7 +40,6 @@ LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""
 MAX_CONFUSED = 100
 """Most classes of a problem for which the last scores include confusion matrices."""
-log = logging.getLogger(__name__)
 
 
 class RoundParts:
@@ -142,10 +140,7 @@ class RoundParts:
         )  # fmt: skip
         if orders and not ctx.interaction and not self._foretold:
             self._foretold = True
-            try:
-                self.events.tell("forecast", **forecast(plan, trip, state, wanted))
-            except Exception as error:  # init_client may need what only a site has
-                log.warning("no forecast of bytes: %s: %s", type(error).__name__, error)
+            self.events.tell("forecast", **forecast(plan, trip, state, wanted))
         return trip
 
     def payload(self, ctx: ServerContext, state: ServerState) -> Payload:

@@ -81,8 +81,10 @@ def test_code_that_cannot_tell_what_clients_hold_ends_no_run(digits, tmp_path, m
     events = list[Event]()
     held = tiny_experiment(method={"name": "fedrep"}, schedule={"rounds": 1})
     run_in_process(held, digits, tmp_path / "run", hear=events.append)
-    kinds = [event.kind for event in events]
-    assert ("forecast" in kinds, "finished" in kinds) == (False, True)
+    (said,) = [event.detail for event in events if event.kind == "forecast"]
+    assert said["client_disk"] == []
+    assert said["line"].endswith(" at the coordinator")
+    assert "finished" in [event.kind for event in events]
 
 
 def test_an_end_that_a_finalizer_swallows_comes_again(monkeypatch):
