@@ -8,6 +8,7 @@ them larger: the time of the whole follows from how it grows.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import signal
@@ -28,7 +29,7 @@ from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import is_gpu
-from fedmodels.errors import DataError, FedtideError
+from fedmodels.errors import DataError, FedtideError, reason_of
 from fedmodels.machine import cores, peak_rss_bytes
 from fedmodels.printable import bytes_text, duration, text_of
 from fedmodels.resolution import experiment_of
@@ -175,8 +176,12 @@ def forecast(
 @contextmanager
 def _directory(place: Path | None) -> Iterator[Path]:
     """Yield a directory that goes away."""
-    with tempfile.TemporaryDirectory(prefix="fedtide-forecast-", dir=place) as made:
-        yield Path(made)
+    try:
+        made = tempfile.TemporaryDirectory(prefix="fedtide-forecast-", dir=place)
+    except OSError as error:
+        raise FedtideError(f"no directory for a trial can be made: {reason_of(error)}") from None
+    with made:
+        yield Path(made.name)
 
 
 class _TooLong(BaseException):
@@ -265,6 +270,7 @@ class _Trial:
 
     def _begin(self, ones: Lengths) -> None:
         """Do what is done once in a process; find out whether a client's work needs others'."""
+        logging.disable(logging.ERROR)  # what fails here is told, or left out and named
         try:
             self._tried(ones)
         except FedtideError:
@@ -272,6 +278,8 @@ class _Trial:
                 raise
             self.without[PRIVACY] = None
             self._tried(ones)
+        finally:
+            logging.disable(logging.NOTSET)
 
     # --- lengths ----------------------------------------------------------------------------------
 

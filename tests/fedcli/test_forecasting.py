@@ -172,11 +172,12 @@ def test_a_long_run_is_told_what_makes_it_shorter():
     assert "all " not in next(open_run.lines())
 
 
-def test_secrets_of_others_are_left_out_and_named(digits):
+def test_secrets_of_others_are_left_out_and_named(digits, caplog):
     masked = tiny_experiment(
         privacy={"secure_sum": {"trust": "coordinator"}}, schedule={"clients": 3}
     )
     assert forecast(masked, digits, CPU).without == ("[privacy]",)
+    assert not caplog.records, "that a client lacks them is no error here"
 
 
 def test_the_command_deals_data_out_or_says_what_lacks(tmp_path, monkeypatch):
@@ -194,6 +195,8 @@ def test_the_command_deals_data_out_or_says_what_lacks(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ask)
     assert done.stdout.splitlines() == json.loads(told.read_text())["lines"]
     assert [*told.parent.iterdir()] == [told]
+    lost = CliRunner().invoke(app, [*ask[:-1], "gone/told.json"])
+    assert str(lost.exception).startswith("no directory for a trial can be made: ")
     nothing = CliRunner().invoke(app, ["forecast", str(config), "--data", str(tmp_path)])
     assert isinstance(nothing.exception, DataError)
     assert str(nothing.exception) == f"{tmp_path} holds no client's data"
