@@ -156,6 +156,22 @@ def test_what_is_too_long_follows_from_how_it_grows(digits, tmp_path, monkeypatc
     assert max(lengths[key] for lengths in tried for key in costly) == 4
 
 
+def test_where_lengths_add_little_the_whole_is_tried(digits, monkeypatch):
+    """1 s with all lengths at 1, 1.5 s as it is."""
+
+    def work(trial, lengths, within_s=0.0):
+        trial.moved = 0
+        if not lengths and within_s < 1.5:
+            raise forecasting._TooLong
+        return Work(1.0 if lengths else 1.5, 0.0)
+
+    monkeypatch.setattr(forecasting._Trial, "_tried", work)
+    monkeypatch.setattr(forecasting._Trial, "_scores", lambda trial: 0.0)
+    found = forecast(tiny_experiment(**LESS), digits, CPU, at_once=1)
+    assert found.client == pytest.approx(1.5, rel=0.2), "clients differ in their examples"
+    assert found.shares == {}
+
+
 def test_a_long_run_is_told_what_makes_it_shorter():
     short = Forecast(2.0, 0.5, 30, 10**8)
     assert [*short.lines()] == [
