@@ -53,16 +53,16 @@ class Variants:
         chosen = {key: values.pop(key, value) for key, value in self.defaults().items()}
         kinds = [kind for key, value in chosen.items() if (kind := self._class_of(key, value))]
         for pair in self.apart:
-            if all(self._has(chosen, each) for each in pair):
+            if all(self._has({**values, **chosen}, each) for each in pair):
                 raise ConfigError(f"{name}: {pair[0]} and {pair[1]} exclude each other: give one")
         values |= {key: value for key, value in chosen.items() if key in fields}
         combined: type[Any] = _combined(cls, tuple(kinds), tuple(chosen.items()))
         return combined, values
 
-    def _has(self, chosen: Mapping[str, Any], asked: str) -> bool:
-        """Return whether the choices have one side of a pair that is apart."""
+    def _has(self, given: Mapping[str, Any], asked: str) -> bool:
+        """Return whether a method's table has one side of a pair that is apart."""
         key, _, value = asked.partition(" = ")
-        return f'"{chosen[key]}"' == value if value else bool(self.choices[key][chosen[key]])
+        return f'"{given.get(key)}"' == value if value else bool(self.choices[key][given[key]])
 
     def _flat(self, table: Mapping[str, Any], name: str) -> dict[str, Any]:
         """Return a method's table with the readings beside the other keys."""

@@ -45,6 +45,10 @@ OF = {
             "kl_dir": {"z_c": None, "c_z": FromPrototype},
         },
         switches={"eval_upload_head": {False: None, True: ScoredHeads}},
-        apart=(("share", "heads"), ('share = "prototypes"', "eval_upload_head")),
+        apart=(
+            ("share", "heads"),
+            ('share = "prototypes"', "eval_upload_head"),
+            ('share = "prototypes"', 'weighting = "examples"'),  # of weights, and none travel
+        ),
     )
 }
