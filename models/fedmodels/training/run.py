@@ -35,18 +35,26 @@ class NetShape:
     is_frozen: bool
     """Whether a part of it is."""
     width: int
+    adapters: Mapping[str, str]
+    """The key of B by the key of A, of each adapter whose A and B train."""
 
     @classmethod
     def of(cls, net: SplitNet) -> NetShape:
         """Return what a net says."""
         tensors = net.tensors()
         norms = {name for name, part in net.named_modules() if isinstance(part, _BatchNorm)}
+        is_frozen, adapters = bool(net.frozen_tensors()), dict[str, str]()
+        if is_frozen:
+            from fedmodels.nets.adapters import adapters_in  # few nets have some
+
+            adapters = adapters_in(net)
         return cls(
             {key: t.detach().to("meta") for key, t in tensors.items()},
             tuple(key for key, t in tensors.items() if isinstance(t, nn.Parameter)),
             frozenset(k for k in tensors if k.replace("/", ".", 1).rpartition(".")[0] in norms),
-            bool(net.frozen_tensors()),
+            is_frozen,
             net.width,
+            adapters,
         )
 
 
@@ -223,9 +231,7 @@ class RunFacts:
         """Return d, the number of coordinates of an embedding."""
         return self._shape.width
 
-    @cached_property
+    @property
     def adapters(self) -> Mapping[str, str]:
         """Return the key of B by the key of A, of each adapter whose A and B train."""
-        from fedmodels.nets.adapters import adapters_in  # few nets have some
-
-        return adapters_in(self._built())
+        return self._shape.adapters
