@@ -29,6 +29,7 @@ from fedmodels.techniques.class_prototypes import PrototypeLimits, class_means, 
 from fedmodels.techniques.continual import ClassMasks, beside_training, mask_of, masks_spec
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.tensors.declared_counts import MAX_WEIGHT
 from fedmodels.tensors.uploads import Reduction, Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Payload, Reduced
@@ -93,10 +94,11 @@ class Pilora(FedAvg):
         ranks = [run.forms[a].shape[0] for a in run.adapters]
         tasks = run.experiment.most_tasks or 1
         if not ranks or min(ranks) < self.rank * tasks:
-            found = f"the smallest one's rank is {min(ranks)}" if ranks else "the net has none"
+            found = f"the smallest one's rank is {min(ranks)}" if ranks else "the net has none such"
             raise ConfigError(
                 f"method 'pilora' needs adapters, A and B of which train, of rank {self.rank} for "
-                f"each of {tasks} tasks, and {found}: set [net] adapters = {self.rank * tasks}"
+                f"each of {tasks} tasks, and {found}: set [net] adapters = {self.rank * tasks}, "
+                "without adapter_a, of a net that takes adapters, such as mlp or timm"
             )
         return min(ranks) // self.rank
 
@@ -203,8 +205,11 @@ def settled(weights: Mapping[str, Tensor], moves: Weights, before: Weights) -> d
 
 
 def bias_of(p: Tensor) -> Tensor:
-    """Return the bias (K,) with which a linear head chooses the nearest prototype (K, d)."""
-    return -p.square().sum(1) / 2
+    """Return the bias (K,) with which a linear head chooses the nearest prototype (K, d).
+
+    It is no larger than a weight may be: else a forged prototype would stop all training.
+    """
+    return (-p.square().sum(1) / 2).clamp_min(-MAX_WEIGHT)
 
 
 def distances(z: Tensor, p: Tensor) -> Tensor:

@@ -168,6 +168,25 @@ def test_a_forged_block_of_an_earlier_task_moves_nothing(digits):
     assert torch.equal(after.common.weights[A][:4], state.common.weights[A][:4])
 
 
+def test_a_forged_prototype_stops_no_training(digits):
+    """Its rows are as large as a coordinator takes, and their squares are larger than that."""
+    made = experiment()
+    method, run = method_of(made), RunFacts(made, Problem((1, 8, 8), 10))
+    first = init_server(method, run)
+    _, sent = interact(method, run, first, digits, 0, made)
+    rows, means = torch.full((10, 16), 9e5), sent[0].prototypes["class"]
+    forged = replace(
+        sent[0],
+        weights={**sent[0].weights, P: rows},
+        prototypes={"class": replace(means, vectors=torch.full_like(means.vectors, 9e5))},
+    )
+    ctx = server_context(run, 0, (0, 1))
+    after, _ = reduce(method, ctx, first, as_uploads(method, {0: forged, 1: sent[1]}))
+    assert after.common.weights[P].max() > 8e5
+    _, sent = interact(method, run, after, digits, 1, made)
+    assert sent[1].weights[BIAS].min() == -1e6
+
+
 def test_class_means_of_who_has_no_example_are_not_read(digits):
     made = experiment()
     method, run = method_of(made), RunFacts(made, Problem((1, 8, 8), 10))
@@ -225,7 +244,7 @@ def test_a_run_that_dies_in_its_second_task_ends_alike(digits, tmp_path):
     ("tables", "line"),
     [
         ({"net": {**ADAPTED, "adapters": 0}}, "of rank 4 for each of 2 tasks, and the net has "
-         "none: set .net. adapters = 8"),
+         "none such: set .net. adapters = 8, without adapter_a"),
         ({"net": {**ADAPTED, "adapters": 7}}, "and the smallest one's rank is 7: set"),
         ({"schedule": {"open": True, "order": "tasks_outer"}}, "here clients come to tasks"),
     ],
