@@ -20,6 +20,7 @@ from fedmodels.numerics.metrics import (
     forgetting,
 )
 from fedmodels.position import Stage, Task
+from fedmodels.tensors.bundle import EVALUATOR
 from fedmodels.training.fault import line_of
 from fedsrv.state.record import ClientRow, Record
 
@@ -58,6 +59,7 @@ def summarise(
             * (row.get("num_examples", 0) - row.get("skipped_examples", 0))
             for record in records
             for client, row in record["clients"].items()
+            if client != EVALUATOR  # it trains on nothing
         )
         compute = {"macs_per_example": macs[0]} if len(macs) == 1 else {}
         compute["training_macs"] = 3 * epochs * forward  # backward counts twice

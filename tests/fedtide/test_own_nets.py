@@ -103,6 +103,14 @@ def test_work_is_counted_by_net(digits, tmp_path):
     assert found["compute"]["training_macs"] == expected
 
 
+def test_work_is_counted_beside_an_evaluator(digits, tmp_path):
+    found = run_in_process(tiny_experiment(), digits, tmp_path / "run", evaluator=True)
+    rows = [row for record in records_of(tmp_path / "run") for row in record["clients"].items()]
+    expected = sum(3 * 1184 * row["num_examples"] for client, row in rows if client != "evaluator")
+    assert "evaluator" in dict(rows)
+    assert found["compute"]["training_macs"] == expected
+
+
 def wide(client, order, answer):
     upload, report, failure = answer
     if order.kind == rpc.ORDER_KIND_TRAIN:
