@@ -98,13 +98,13 @@ class ScenarioTable(StrictTable):
 
     @model_validator(mode="after")
     def _check_shown(self) -> ScenarioTable:
-        may_have_tasks = self.tasks != 1 or not self._says_tasks
+        may_have_tasks = self.tasks != 1 or not self.says_tasks
         if self.blur is not None and (self.deals_again or not may_have_tasks):
             why = "tasks share examples" if self.deals_again else "clients have one task each"
             raise ConfigError(f"[scenario] blur exchanges examples of tasks, and here {why}")
         for line in self.timelines:
             fits = line.when in ("sudden", "gradual") and line.order is None
-            if fits and line.every is None and not self._says_tasks:
+            if fits and line.every is None and not self.says_tasks:
                 raise ConfigError(
                     f"[scenario.{line.table}] every is needed where the kind or the data say how "
                     "many tasks there are"
@@ -136,7 +136,7 @@ class ScenarioTable(StrictTable):
         return tuple(one for one in (self.domains, self.concepts) if one is not None)
 
     @property
-    def _says_tasks(self) -> bool:
+    def says_tasks(self) -> bool:
         """Whether ``tasks`` is the number of tasks; data may have months, where it is 1."""
         return not self.fixes_tasks and not (self.name == "natural" and self.tasks == 1)
 
@@ -145,7 +145,7 @@ class ScenarioTable(StrictTable):
 
         No timeline depends on the number there.
         """
-        if not self._says_tasks:
+        if not self.says_tasks:
             return least
         return self.tasks[client % len(self.tasks)] if isinstance(self.tasks, list) else self.tasks
 

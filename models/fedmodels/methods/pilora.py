@@ -74,16 +74,18 @@ class Pilora(FedAvg):
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
-        self._blocks(run)
+        self._check(run)
         first = super().init_server(run).common.weights
         return ServerState(Bundle({**first, BIAS: bias_of(first[PROTOTYPES])}))
 
-    def _blocks(self, run: RunFacts) -> int:
-        """Return for how many tasks adapters have room; ConfigError if they are too few."""
-        if run.experiment.schedule.own_tasks:
+    def _check(self, run: RunFacts) -> None:
+        """Check that the number of tasks is known, and that adapters have room: ConfigError."""
+        scenario, tasks = run.experiment.scenario, run.experiment.most_tasks
+        known = scenario is not None and scenario.says_tasks
+        if run.experiment.schedule.own_tasks or tasks is None or not known:
             raise ConfigError(
-                "method 'pilora' has a LoRA for each task of all clients, of a known number, and "
-                "here clients come to tasks of their own: leave out open in [schedule]"
+                "method 'pilora' has a LoRA for each task of all clients, and must know before "
+                "round 1 how many: leave out open in [schedule], and let [scenario] say tasks"
             )
         head, form = run.forms.get(PROTOTYPES), (run.problem.num_classes, run.width)
         if head is None or head.shape != form or BIAS not in run.forms:
@@ -92,7 +94,6 @@ class Pilora(FedAvg):
                 "and the net has none that trains: take another [net]"
             )
         ranks = [run.forms[a].shape[0] for a in run.adapters]
-        tasks = run.experiment.most_tasks or 1
         if not ranks or min(ranks) < self.rank * tasks:
             found = f"the smallest one's rank is {min(ranks)}" if ranks else "the net has none such"
             raise ConfigError(
@@ -100,14 +101,8 @@ class Pilora(FedAvg):
                 f"each of {tasks} tasks, and {found}: set [net] adapters = {self.rank * tasks}, "
                 "without adapter_a, of a net that takes adapters, such as mlp or timm"
             )
-        return min(ranks) // self.rank
 
     def broadcast(self, ctx: ServerContext, state: ServerState) -> Payload:
-        if not ctx.scores and ctx.task >= (room := self._blocks(ctx.run)):
-            raise ConfigError(
-                f"method 'pilora': the data have a task {ctx.task}, and adapters have room for "
-                f"{room}: let [net] adapters be rank = {self.rank} times the number of tasks"
-            )
         return state.common, beside_training(ctx, {}, {}, state.own)
 
     def payload_spec(self, run: RunFacts) -> tuple[BundleSpec, BundleSpec]:

@@ -246,20 +246,12 @@ def test_a_run_that_dies_in_its_second_task_ends_alike(digits, tmp_path):
         ({"net": {**ADAPTED, "adapters": 0}}, "of rank 4 for each of 2 tasks, and the net has "
          "none such: set .net. adapters = 8, without adapter_a"),
         ({"net": {**ADAPTED, "adapters": 7}}, "and the smallest one's rank is 7: set"),
-        ({"schedule": {"open": True, "order": "tasks_outer"}}, "here clients come to tasks"),
+        ({"schedule": {"open": True, "order": "tasks_outer"}}, "leave out open in"),
+        ({"scenario": {"kind": "natural"}}, "let .scenario. say tasks"),
+        ({"scenario": None}, "let .scenario. say tasks"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_do_gets_a_line(tables, line):
     made = experiment(**tables)
     with pytest.raises(ConfigError, match=line):
         init_server(method_of(made), RunFacts(made, Problem((1, 8, 8), 10)))
-
-
-def test_data_with_more_tasks_than_adapters_have_room_for_get_a_line(digits):
-    made = experiment()
-    method, run = method_of(made), RunFacts(made, Problem((1, 8, 8), 10))
-    state = init_server(method, run)
-    ctx = replace(server_context(run, 2, (0,)), at=replace(START, task=2))
-    with pytest.raises(ConfigError, match="the data have a task 2, and adapters have room for 2"):
-        method.broadcast(ctx, state)
-    assert method.broadcast(replace(ctx, scores=True), state)[1] == {}
