@@ -27,6 +27,7 @@ from fedmodels.methods import make
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.mechanism import clipped, noise_stds
+from fedmodels.privacy.releases import ReleaseLog
 from fedmodels.resolution import experiment_of
 from fedmodels.secure_sum.fixed_point import added
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, Weights
@@ -81,6 +82,14 @@ class Releases:
     def others(self, *_: object) -> tuple[int, ...]:
         """Return nobody: no play repeats an interaction."""
         return ()
+
+
+class PlayedPrivacy(ClientPrivacy):
+    """The engine's part, whose releases a play keeps."""
+
+    @staticmethod
+    def releases_of(store: Store) -> ReleaseLog:
+        return cast(ReleaseLog, store.releases)  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ class ClientGame:
     def _private(self, releases: Releases) -> ClientPrivacy:
         store = SimpleNamespace(experiment=self.experiment, releases=releases)
         store.ledger = SimpleNamespace(record=lambda number: None)
-        private = ClientPrivacy(cast(Store, store), EventLog())
+        private = PlayedPrivacy(cast(Store, store), EventLog())
         private.gathered(self.plan)
         return private
 

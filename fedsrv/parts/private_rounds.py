@@ -76,7 +76,7 @@ class ClientPrivacy(ServerPart):
         """Begin, or go on after the last commit."""
         super().__init__(store, events, given)
         assert self.experiment.privacy is not None, "there is something to hide"
-        self.privacy, self.releases = self.experiment.privacy, _releases_of(store)
+        self.privacy, self.releases = self.experiment.privacy, self.releases_of(store)
         self.noise, self.delta = self.privacy.noise, self.privacy.chance
         self.needs_each = self.privacy.noise_at_server  # which bounds each
         self.facts: dict[str, Any] = {}
@@ -89,8 +89,13 @@ class ClientPrivacy(ServerPart):
     @classmethod
     def takes_up(cls, store: Store, before: Experiment) -> Mapping[str, str]:
         """Let the run draw from the secret of its releases; ArchiveError where they are gone."""
-        store.secret = _releases_of(store).secret
+        store.secret = cls.releases_of(store).secret
         return {}
+
+    @staticmethod
+    def releases_of(store: Store) -> ReleaseLog:
+        """Return what was released of a run, and its secret."""
+        return ReleaseLog(store.path / NAME, store.committed)
 
     def gathered(self, plan: Plan) -> None:
         """Check that the run can keep what the config promises.
@@ -443,7 +448,3 @@ def _check_noise_of_clients(plan: Plan, experiment: Experiment) -> None:
             f"{len(few.cohort)} clients, and the noise adds up from {least} on; give [server] "
             "min_clients, or all clients the same number of tasks"
         )
-
-
-def _releases_of(store: Store) -> ReleaseLog:
-    return ReleaseLog(store.path / NAME, store.committed)
