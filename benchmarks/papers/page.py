@@ -21,7 +21,7 @@ from fedsrv.sweep.outcome import Outcome, read_record, values_of
 from fedsrv.sweep.plan import Cell, Sweep, plan
 
 RECORDS, STUDIES = ROOT / "benchmarks" / "records", ROOT / "benchmarks" / "studies"
-NOT_RUN, NONE, PICTURE = "not run", "–", "picture"
+NOT_RUN, NONE, PICTURE, UNSCORED = "not run", "–", "picture", "no such model"
 
 
 @cache
@@ -139,9 +139,12 @@ def _cells(shown: Shown) -> Iterator[list[str]]:
                     continue
                 said = _said(cells[row, setting, score])
                 found = ours(own[setting], shown, row, score) if setting in own else {}
-                here = (
-                    mean_of(found, found.keys()) if found else _counted(shown, row, setting, score)
-                )
+                if score in table.unscored.get(row, ()):
+                    here = UNSCORED
+                elif found:
+                    here = mean_of(found, found.keys())
+                else:
+                    here = _counted(shown, row, setting, score)
                 line.append(f"{said} | {here}")
             yield line
 

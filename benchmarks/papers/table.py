@@ -82,6 +82,8 @@ class Table(Strict):
     """Row -> column -> further switches of that row there, where a paper has them by data set."""
     absent: Mapping[str, Strings] = {}
     """Row -> columns that the paper leaves empty."""
+    unscored: Mapping[str, Strings] = {}
+    """Row -> scores that no run of its method has: the paper's figure stands without ours."""
     figures: Mapping[str, Numbers] = {}
     """Row -> its figures, setting by setting and score by score; nan where the paper has none.
     Empty where the paper's figures are a picture."""
@@ -103,6 +105,9 @@ class Table(Strict):
         for row, columns in (*self.absent.items(), *self.apart.items()):
             if row not in self.rows or not {*columns} <= self.settings.keys():
                 raise ValueError(f"{row!r}: no such row, or no such columns: {', '.join(columns)}")
+        for row, scores in self.unscored.items():
+            if row not in self.rows or not {*scores} <= self.scores.keys():
+                raise ValueError(f"unscored: {row!r} is no row, or has no such scores: {scores}")
         if both := self.absent.keys() & self.figures.keys():
             raise ValueError(f"figures and empty columns of {', '.join(both)}: give nan there")
         for one in self.beside:

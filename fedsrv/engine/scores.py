@@ -245,15 +245,16 @@ def _test_sets(
 
 
 def _local_views(scores: Scores, local_view: str) -> dict[str, str]:
-    """Return the views behind ``a_loc`` by column; none where a client has no model of its own.
+    """Return the views behind ``a_loc`` by column; none as received where a client keeps no model.
 
     A client without a private part receives everyone's model: that is what it holds then.
     """
+    trained = {"a_loc_trained": "after_local"}
     if local_view == "global":
-        return {}
+        return trained
     private = local_view == "after_downlink" or bool(scores.of("after_downlink"))
     received = "after_downlink" if private else "global"
-    return {"a_loc": local_view, "a_loc_received": received, "a_loc_trained": "after_local"}
+    return {"a_loc": local_view, "a_loc_received": received, **trained}
 
 
 def _variants(

@@ -12,7 +12,9 @@ from benchmarks.papers.page import experiments_of as experiments_of_study
 from benchmarks.papers.settings import decided, faults, lines_of, page
 from benchmarks.papers.size import Size, size_of
 from benchmarks.papers.table import PAPERS, ROOT, Table, tables_of
+from fedmodels.methods import make
 from fedmodels.numerics.metric_tables import is_known
+from fedmodels.training.asked import local_view
 from fedsrv.sweep.columns import FIXED
 from fedsrv.sweep.plan import Cell
 
@@ -114,6 +116,57 @@ def test_scores_are_what_runs_write():
                 part, _, metric = score.path(row).partition(".")
                 known = is_known(metric) if part == "metrics" else part in (*FIXED, "clients")
                 assert known, (name, score.path(row))
+
+
+def is_scored(experiment, metric):
+    """Tell whether runs of a method score the model that an accuracy is of."""
+    method = make(experiment.method.name, **experiment.method.hyper_parameters())
+    views = {*method.views}
+    if metric.startswith("a_glo"):
+        return "global" in views
+    if metric.startswith(("a_loc_trained", "a_sel_trained")):
+        return "after_local" in views
+    if metric.startswith("a_loc"):
+        return local_view(method) != "global" and bool(views & {"after_downlink", "global"})
+    return True
+
+
+def test_a_row_has_the_model_that_its_scores_are_of():
+    """FedProto shares prototypes alone: no run of it has an A_glo, though FedMLP's tables do."""
+    missing = set()
+    for name, table in TABLES.items():
+        for row, column in table.runs():
+            for score, of in table.table.scores.items():
+                part, _, metric = of.path(row).partition(".")
+                if part == "metrics" and not is_scored(table.experiment(row, column), metric):
+                    missing.add((name, row, score))
+    said = {
+        (name, row, score)
+        for name, table in TABLES.items()
+        for row, scores in table.table.unscored.items()
+        for score in scores
+    }
+    tables = ("fedmlp/table-1", "fedmlp/table-2", "fedmlp/figure-3")
+    assert missing == said == {(name, "FedProto", "A_glo") for name in tables}
+    assert "98.17 | no such model" in text_of(TABLES["fedmlp/table-1"])
+    given = TABLES["fedmlp/table-1"].table.model_dump()
+    with pytest.raises(ValueError, match="has no such scores"):
+        Table.model_validate(given | {"unscored": {"FedProto": ["A_gol"]}})
+
+
+def test_no_two_rows_of_a_table_are_one_run_with_one_score():
+    """Two rows by one run differ in the score; Wasserstein is FedAli's own distance."""
+    same = set()
+    for name, table in TABLES.items():
+        for column in table.table.settings:
+            found = {}
+            for row, _ in (run for run in table.runs() if run[1] == column):
+                paths = tuple(score.path(row) for score in table.table.scores.values())
+                key = table.config(row, column), paths
+                if key in found:
+                    same.add((name, *sorted((found[key], row))))
+                found[key] = row
+    assert same == {("fedali/table-4", "FedAli", "Wasserstein")}
 
 
 def test_what_stands_beside_a_table_is_in_a_study():

@@ -93,8 +93,8 @@ def reported(method: Method, run: RunFacts) -> frozenset[str]:
 def local_view(method: Method) -> str:
     """Return the view that ``a_loc`` is taken from; a method may name another as ``local_view``.
 
-    ``global`` says that a client has no model of its own to score: there is no ``a_loc``, and
-    ``a_sel`` is everyone's model on the data of the cohort.
+    ``global`` says that a client keeps no model of its own: there is no ``a_loc`` of what it holds,
+    and ``a_sel`` is everyone's model on the data of the cohort.
     """
     last = "after_downlink" if "after_downlink" in method.views else "after_local"
     return str(asked(method, "local_view", {}, last))

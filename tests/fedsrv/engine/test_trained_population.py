@@ -10,7 +10,7 @@ from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.runs import Killed, ends_as, killed
 
-METHODS = ("fedavg", "gldp", "fedmlp", "fedproto", "ditto", "pfedgraph")
+METHODS = ("fedavg", "gldp", "fedmlp", "fedproto", "ditto", "pfedgraph", "creff")
 
 
 def run_of(method, data, out, trained, **schedule):
