@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import t
 
+from benchmarks.papers.table import tables_of
 from benchmarks.papers.views import ALL, CLASSES, MET, OWN, WHOLE, in_the_papers_view
 from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
 from fedsrv.report.frame import CONFIDENCE
@@ -241,3 +242,29 @@ def test_code_states_no_interval():
         for _, numbers in stated(docstring)
     ]
     assert not stating
+
+
+@pytest.mark.parametrize("page", ["gldp", "why-the-tables-differ"])
+def test_figures_without_an_interval_are_of_the_pages_tables_or_of_a_paper(page):
+    """More seeds move the means that a sentence names, and not the sentence."""
+    text = (PAGES / f"{page}.md").read_text()
+    tables = " ".join(found[0] for found in MARKED.finditer(text))
+    known = {abs(float(number)) for number in re.findall(r"(?<![\w.])\d+\.\d+|\d+", tables)}
+    for table in tables_of():
+        known |= {figure for row in table.table.figures.values() for figure in row}
+    prose = STATED.sub(" ", MARKED.sub("", text))
+    prose = re.sub(r"\[[^\]]*\]", " ", prose)  # words of links, which have figures of other pages
+    unknown = {
+        number
+        for number in re.findall(r"(?<![\w.=`])\d+\.\d+(?![\w.]*[\w`])", prose)
+        if not any(abs(one - float(number)) <= 0.501 * 10 ** -len(number.partition(".")[2])
+                   for one in known)
+    }  # fmt: skip
+    assert not unknown
+
+
+def test_every_claim_has_a_line_in_the_results():
+    linked = re.findall(r"results/claims\.md#([\w-]+)", (ROOT / "docs" / "results.md").read_text())
+    headings = {anchor(text) for _, text, _ in claims() if text.startswith("### ")}
+    assert headings
+    assert headings <= {*linked}
