@@ -7,10 +7,13 @@ there with the reason, or the sweep is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.methods import make
 from fedsrv.sweep.plan import CONTRACT, PlannedRun, Sweep
 
 DEFAULTS = "defaults"
@@ -68,9 +71,22 @@ def _value(key: str, method: str, experiment: Experiment) -> str:
     if key == "steps":
         return f"{getattr(experiment.method, 'inner_steps', 1)} a batch of {training.batch_size}"
     if key == "epochs":
-        return f"{schedule.rounds} × {training.local_epochs}"
+        return f"{schedule.rounds} × {_epochs(experiment)}"
     numbers = [word for word in method.split()[1:] if _is_number(word.partition("=")[2])]
     return " ".join(numbers) or DEFAULTS
+
+
+def _epochs(experiment: Experiment) -> int:
+    """Return the epochs of an interaction: of all phases, or what the config says.
+
+    A method of one's own may ask more of its context than the config.
+    """
+    method: Any = make(experiment.method.name, **experiment.method.hyper_parameters())
+    context = SimpleNamespace(run=SimpleNamespace(experiment=experiment), view="")
+    try:
+        return sum(phase.epochs for phase in method.phases(context))
+    except AttributeError:
+        return experiment.training.local_epochs
 
 
 def _is_number(text: str) -> bool:

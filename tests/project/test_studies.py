@@ -108,3 +108,30 @@ def test_rows_of_other_lengths_are_refused(tmp_path, monkeypatch):
         ConfigError, match="rows differ in epochs: 7 × 2 with SCAFFOLD; 6 × 2 with the others"
     ):
         fairness(study, runs)
+
+
+def test_epochs_are_those_of_all_phases(monkeypatch):
+    """GLDP's two phases have six epochs, FedAvg five: without the reason that is refused."""
+    monkeypatch.chdir(ROOT)
+    study = Sweep.read(ROOT / "benchmarks" / "studies" / "privacy.toml")
+    runs = plan(study, ROOT / "runs", list(study.methods), [0])
+    assert "in epochs: 6 × 6 with GLDP; 6 × 5 with the others (GLDP has" in fairness(study, runs)
+    assert study.differs
+    less = {key: why for key, why in study.differs.items() if key != "epochs"}
+    with pytest.raises(ConfigError, match="rows differ in epochs: 6 × 6 with GLDP"):
+        fairness(study.model_copy(update={"differs": less}), runs)
+
+
+def test_phases_that_need_a_client_have_the_epochs_of_the_config(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from fedtide import FedAvg\n\n\nclass Mine(FedAvg):\n"
+        "    def phases(self, ctx):\n        return super().phases(ctx) * ctx.stream.tasks\n"
+    )
+    text = (ROOT / "benchmarks" / "studies" / "neighbours.toml").read_text("utf-8")
+    place = tmp_path / "mine.toml"
+    place.write_text(text.replace('"scaffold"', f'"{mine}:Mine"'), "utf-8")
+    study = Sweep.read(place)
+    runs = plan(study, tmp_path, list(study.methods), [0])
+    assert fairness(study, runs).endswith("Equal: epochs.")
