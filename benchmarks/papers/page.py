@@ -1,6 +1,7 @@
 """A paper's table as text: the paper's figure, ours or nothing, and how long our runs were.
 
 Means of one line are over the seeds that all its cells have; their number stands behind each.
+A difference is over the seeds that its two cells have: where these are more, theirs does, too.
 """
 
 from __future__ import annotations
@@ -182,7 +183,13 @@ def _beside(shown: Shown, one: Beside) -> Iterator[list[str]]:
         yield [score, *(mean_of(found[row], common) for row in rows)]
         if len(run) > 1 and found[base]:
             apart = {row: difference(found[row], found[base]) for row in rows if row != base}
-            yield [f"− {base}", *(interval(apart.get(row)) for row in rows)]
+            yield [f"− {base}", *(_pairs(apart.get(row), len(common)) for row in rows)]
+
+
+def _pairs(found: Difference | None, seeds: int) -> str:
+    """Return a difference, and the number of its pairs where means are over another one."""
+    text = interval(found)
+    return text if found is None or found.pairs == seeds else f"{text} ({found.pairs})"
 
 
 def _grid(lines: Iterator[list[str]]) -> list[str]:

@@ -204,6 +204,15 @@ def test_rows_are_averaged_over_the_seeds_that_all_have():
     assert "[−0.5, +3.6]" in text_of(TABLES["gldp/table-4"]), "five seeds have one"
 
 
+def test_a_difference_of_more_seeds_than_the_means_says_so():
+    """Two rows of FedMLP's losses diverged with one seed each, so means are of one seed alone."""
+    block = text_of(TABLES["fedmlp/table-3"]).split("\n\n")[2].splitlines()
+    means, apart = (re.split("  +", line) for line in block[2:4])
+    assert means[1] == "39.83 (1)"
+    assert apart[1:3] == ["+6.0 [+4.0, +8.0] (3)", "+7.1 [+1.6, +12.6] (3)"]
+    assert apart[5] == "−3.4 [−5.9, −0.8] (2)"
+
+
 def test_deviations_of_the_paper_stand_behind_its_figures():
     table = text_of(TABLES["fedali/table-1"])
     assert "98.15 ± 1.75 | not run" in table
