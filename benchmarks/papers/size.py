@@ -8,7 +8,7 @@ client really has is not known without the data, so such a run has passes over t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from statistics import fmean
@@ -162,20 +162,25 @@ def share(here: float | None, there: float | None) -> float | None:
 def counted(experiment: Experiment, what: str) -> int:
     """Return a cost that follows from a config; equal ones are counted once.
 
-    ``upload`` is the most bytes of an upload, ``forward`` the multiply-adds of a pass of the net.
+    ``upload`` is the most bytes of an upload, ``forward`` the multiply-adds of a pass of the net,
+    ``parameters`` the numbers that it trains.
     """
     assert experiment.data is not None
     problem = problem_of(experiment.data)
-    if what == "forward":
-        return _forward(experiment.net.model_dump_json(), problem)
+    if what != "upload":
+        return _of_net(experiment.net.model_dump_json(), problem)[what]
     return _upload(experiment.net.model_dump_json(), experiment.method.model_dump_json(), problem)
 
 
 @cache
-def _forward(net: str, problem: Problem) -> int:
+def _of_net(net: str, problem: Problem) -> Mapping[str, int]:
     table = NetTable.model_validate_json(net)
     facts = {"num_classes": problem.num_classes, "input_shape": problem.input_shape}
-    return multiply_adds(make_net(table.name, **facts, **table.options()), problem.input_shape)
+    made = make_net(table.name, **facts, **table.options())
+    return {
+        "forward": multiply_adds(made, problem.input_shape),
+        "parameters": sum(each.numel() for each in made.parameters()),
+    }
 
 
 @cache

@@ -32,20 +32,23 @@ class Strict(BaseModel):
 class Score(Strict):
     """One figure of a run, in the paper's view."""
 
-    metric: str
-    """Its path in ``summary.json``; a metric where there is no dot."""
+    metric: str = ""
+    """Its path in ``summary.json``; a metric where there is no dot.
+
+    Empty where no run writes it.
+    """
     rows: Mapping[str, str] = {}
     """Rows whose paper's view is another metric."""
-    counted: Literal["", "upload", "forward"] = ""
-    """What code counts from a cell's config, without a run: the most bytes of an upload, or the
-    multiply-adds of the net's forward pass."""
+    counted: Literal["", "upload", "forward", "parameters"] = ""
+    """What code counts from a cell's config, without a run: the most bytes of an upload, the
+    multiply-adds of the net's forward pass, or its parameters."""
     of: str = ""
     """The row that others are counted relative to, as the paper does."""
 
     def path(self, row: str) -> str:
-        """Return the path of a row's figure."""
+        """Return the path of a row's figure; empty where no run writes it."""
         found = self.rows.get(row, self.metric)
-        return found if "." in found else f"metrics.{found}"
+        return found if "." in found or not found else f"metrics.{found}"
 
 
 class Beside(Strict):
@@ -102,6 +105,9 @@ class Table(Strict):
         for row, found in self.figures.items():
             if row not in self.rows or {len(found), len(self.spreads.get(row, found))} != {cells}:
                 raise ValueError(f"figures of {row!r}: {len(found)} for {cells} cells, or no row")
+        for name, score in self.scores.items():
+            if not (score.metric or score.counted or self.command):
+                raise ValueError(f"score {name!r}: no metric, no count and no command shows it")
         for row, columns in (*self.absent.items(), *self.apart.items()):
             if row not in self.rows or not {*columns} <= self.settings.keys():
                 raise ValueError(f"{row!r}: no such row, or no such columns: {', '.join(columns)}")
