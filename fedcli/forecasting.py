@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,21 @@ from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import START, ServerContext
-from fedmodels.training.hooks import broadcast, evaluation, init_server, reduce
+from fedmodels.training.hooks import broadcast, evaluation, init_server, learns_at_task_end, reduce
+from fedmodels.training.method import Method
 from fedmodels.training.settings import SharedSettings, to_table
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 
-WHOLE, PART, ALL, CLOCK = 0.5, 10.0, 20.0, 180.0
+WHOLE, PART, ALL, CLOCK = 0.5, 10.0, 80.0, 240.0
 """Seconds that a whole training may take here; that one with short lengths may take; after which
 no further length is looked at; and that all may take on the clock, as of a class that sleeps."""
 AGAIN = 1.0
 """Seconds until what takes too long is told so again: an error in a finalizer is lost."""
-STEP = 0.1
-"""Seconds that a length has to add before the time of the whole is concluded from them."""
+STEP, SHARE, LEAP = 0.1, 0.25, 16
+"""Seconds that a length has to add before the time of the whole is concluded from them; the share
+of the shortest trial that they have to be as well, which varies by itself; and by how much a length
+that adds nothing grows at most from one trial to the next."""
 LONG_S = 600.0
 """A run that takes longer is told what makes it shorter."""
 LOOKED_AT = 20
@@ -228,7 +231,7 @@ class _Trial:
     ) -> None:
         self.experiment, self.data, self.device, self.place = experiment, data, device, place
         self.at_once, self.began = at_once or cores(), peak_rss_bytes()
-        self._number = 0
+        self._number, self.moved = 0, 0
         self.clock = time.perf_counter if is_gpu(device) else time.process_time
         self.began_at = self.clock()
         looked = Workers([0], data, place / "looked", device)
@@ -244,11 +247,13 @@ class _Trial:
         self.tasks = max(map(len, self.examples.values()))
         self.without = dict[str, None]()
         """What comes to the work, and cannot be tried."""
+        self.least = False
+        """Whether it takes longer than what could be tried."""
         self.has_evaluator = (data / "global-test").is_dir()
 
     def forecast(self, tried_s: float) -> Forecast:
         """Do the trial."""
-        lengths, least = self._lengths(), False
+        lengths = self._lengths()
         ones = dict.fromkeys(lengths, 1)
         try:
             self._begin(ones)
@@ -258,16 +263,20 @@ class _Trial:
                 work, shares = self._grown(lengths, ones)
             scores = self._scores()
         except _TooLong:
-            work, shares, scores, least = Work(PART, 0), {}, 0.0, True
+            work, shares, scores, self.least = Work(PART, 0), {}, 0.0, True
         how, cohort = self.experiment.schedule, self.experiment.at_once
         scale = self.mean / max(1, self.examples[self.client][0])
         turns = math.ceil(cohort / self.at_once)
-        trips = 1 + 1 / self.experiment.evaluate.every
+        trips = 1 + 1 / self._scored
         one = turns * work.client * scale + work.server + scores
         one += trips * cohort * (CLIENT + self.moved / BYTES)
+        if self.experiment.evaluate.trained == "all":  # others train for the score
+            beside = math.ceil((how.clients - cohort) / self.at_once)
+            one += beside * work.client * scale / self._scored
         whole = 0 if how.open else how.rounds * self.tasks
         memory = peak_rss_bytes() - self.began
-        return Forecast(one, work.client * scale, whole, memory, least, shares, (*self.without,))
+        told = shares, (*self.without,)
+        return Forecast(one, work.client * scale, whole, memory, self.least, *told)
 
     def _begin(self, ones: Lengths) -> None:
         """Do what is done once in a process; find out whether a client's work needs others'."""
@@ -311,17 +320,26 @@ class _Trial:
     def _grown(self, lengths: Lengths, ones: Lengths) -> tuple[Work, dict[str, float]]:
         """Return the work of the whole, and the share of each key in it, from short trials."""
         base = work = self._tried(ones)
-        with suppress(_TooLong):  # lengths may add less than all that is done once
-            return self._tried({}, min(PART, 2 * base.seconds)), {}
+        if 2 * base.seconds < PART:
+            with suppress(_TooLong):  # lengths may add less than all that is done once
+                return self._tried({}, 2 * base.seconds), {}
         parts = dict[str, float]()
-        for key, value in lengths.items():
-            if self.clock() - self.began_at > ALL:
-                break
-            times, more = 1, base
-            while (more + base * -1).seconds < STEP and times < value:
-                times = min(value, 4 * times)
-                more = self._tried({**ones, key: times})
-            each = (more + base * -1) * (1 / (times - 1))
+        enough = max(STEP, SHARE * base.seconds)
+        for key, value in sorted(lengths.items(), key=lambda one: -one[1]):
+            times, more = 4, Work(0, 0)
+            try:
+                while True:
+                    if self.clock() - self.began_at > ALL:
+                        raise _TooLong
+                    times = min(value, times)
+                    more = self._tried({**ones, key: times}) + base * -1
+                    if more.seconds >= enough or times == value:
+                        break
+                    times *= math.ceil(min(LEAP, enough / max(more.seconds, enough / LEAP)))
+            except _TooLong:
+                self.least, self.without[f"[{key[0]}] {key[1]} = {value}"] = True, None
+                continue
+            each = more * (1 / (times - 1))
             each = Work(max(0.0, each.client), max(0.0, each.server)) * (value - 1)
             work += each
             parts[f"[{key[0]}] {key[1]} = {value}"] = each.seconds
@@ -352,7 +370,7 @@ class _Trial:
         common, personal = broadcast(method, self.ctx, self.state)
         sent = worker.set_up.wire.sent(common)
         payload = merged({"common": sent, "personal": personal.get(self.client, Bundle())})
-        order = self._order(rpc.ORDER_KIND_TRAIN, {*method.views} & {"after_local"})
+        order = self._order(rpc.ORDER_KIND_TRAIN, ())
         with _within(within_s):
             begun = self.clock()
             result = worker.execute(order, payload)
@@ -362,31 +380,44 @@ class _Trial:
                 raise FedtideError(f"a trial of a client's training failed: {result.failure}")
             self.moved = payload.num_bytes() + result.upload.num_bytes()
             upload = worker.set_up.wire.restored(result.upload, common)
-            begun = self.clock()
-            sent_by = dict.fromkeys(cohort, upload)
-            uploads = Uploads(sent_by, method.count, method.reduction)
-            try:
-                reduce(method, self.ctx, self.state, uploads)
-            except Exception:  # such as a method's that reads data of the server
-                self.without["the coordinator's part"] = None
-            return Work(client, self.clock() - begun)
+            sent_by, server = dict.fromkeys(cohort, upload), 0.0
+            for ctx, share in self._moments(method):
+                begun = self.clock()
+                uploads = Uploads(sent_by, method.count, method.reduction)
+                try:
+                    reduce(method, ctx, self.state, uploads)
+                except Exception:  # such as a method's that reads data of the server
+                    self.without["the coordinator's part"] = None
+                server += share * (self.clock() - begun)
+            return Work(client, server)
+
+    def _moments(self, method: Method) -> list[tuple[ServerContext, float]]:
+        """Return where the coordinator's work differs, with the share of interactions each is."""
+        how = self.experiment.schedule
+        last = 1 / how.rounds if how.order == "tasks_outer" else 1.0
+        if self.tasks == 1 or how.open or not learns_at_task_end(method):
+            return [(self.ctx, 1.0)]
+        found = [(self.ctx, 1 - last), (replace(self.ctx, ends_task=True), last)]
+        return [(ctx, share) for ctx, share in found if share]
 
     def _order(self, kind: rpc.OrderKind, views: Any, client: ClientId | None = None) -> rpc.Order:
         seen, least = (self.tasks + 1) // 2, 1
         return rpc.Order(
             kind=kind, client_id=str(self.client if client is None else client), base=-1,
-            committed=-1, views=sorted(views), global_test=True,
+            committed=-1, views=sorted(views),
+            global_test=self.experiment.evaluate.generalization,
             tasks_seen=seen if kind == rpc.ORDER_KIND_EVALUATE else least,
         )  # fmt: skip
 
     def _scores(self) -> float:
         """Return the seconds of scores in an interaction, by the last trial's clients."""
         worker = self.workers.of(self.client)
-        method, how, order = worker.method, self.experiment.evaluate, self.experiment.schedule.order
+        method, how = worker.method, self.experiment.evaluate
         common, personal = evaluation(method, self.ctx, self.state)
         sent = worker.set_up.wire.sent(common)
         payload = merged({"common": sent, "personal": personal.get(self.client, Bundle())})
-        views = ({*method.views} & {*how.views}) - {"after_local"}
+        wanted = {*method.views} & {*how.views}
+        views = wanted - {"after_local"}
 
         def seconds(client: ClientId, views: Any) -> float:
             begun = self.clock()
@@ -395,14 +426,20 @@ class _Trial:
                 self.workers.of(client).execute(asked, payload)
             return self.clock() - begun
 
-        if not views:
-            return 0.0
-        many = math.ceil(self.experiment.schedule.clients / self.at_once)
-        each = many * seconds(self.client, views)
+        one = seconds(self.client, views or {"global"})
+        many = math.ceil((how.clients or self.experiment.schedule.clients) / self.at_once)
+        each = many * one if views else 0.0
+        if "after_local" in wanted:  # on the same examples as another view
+            each += math.ceil(self.experiment.at_once / self.at_once) * one / max(1, len(views))
         if self.has_evaluator and "global" in views:
             each += seconds(EVALUATOR, {"global"})
-        scored = how.every * (self.tasks if order == "rounds_outer" else 1)
-        return each / scored
+        return each / self._scored
+
+    @property
+    def _scored(self) -> int:
+        """Return how many interactions there are for each that is scored."""
+        inner = self.tasks if self.experiment.schedule.order == "rounds_outer" else 1
+        return (self.experiment.evaluate.every or self.experiment.schedule.rounds) * inner
 
 
 def _examples(workers: Workers, client: int, accumulates: bool) -> list[int]:

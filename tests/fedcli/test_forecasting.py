@@ -6,6 +6,7 @@ import json
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from fedcli import forecasting
 from fedcli.cli import app
 from fedcli.forecasting import Forecast, Work, forecast
 from fedmodels.errors import DataError, FedtideError
+from fedmodels.methods import make
+from fedmodels.training.contexts import START, ServerContext
 from fedsrv.events import Event
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
@@ -216,3 +219,90 @@ def test_the_command_deals_data_out_or_says_what_lacks(tmp_path, monkeypatch):
     nothing = CliRunner().invoke(app, ["forecast", str(config), "--data", str(tmp_path)])
     assert isinstance(nothing.exception, DataError)
     assert str(nothing.exception) == f"{tmp_path} holds no client's data"
+
+
+HOOKS = ("init_server", "init_client", "broadcast", "load", "prepare", "training_data", "fit",
+         "after_local", "uplink", "aggregate", "finish", "predict")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedproto"])
+def test_the_trial_calls_what_a_run_calls(digits, tmp_path, monkeypatch, name):
+    called = set[str]()
+    kind = type(make(name))
+
+    def spied(hook):
+        real = getattr(kind, hook)
+        return lambda *args, **more: (called.add(hook), real(*args, **more))[1]
+
+    for hook in HOOKS:
+        monkeypatch.setattr(kind, hook, spied(hook))
+    experiment = tiny_experiment(method={"name": name}, schedule={"rounds": 1})
+    forecast(experiment, digits, CPU)
+    tried = called.copy()
+    called.clear()
+    run_in_process(experiment, digits, tmp_path / "run")
+    assert called <= tried
+
+
+def test_what_the_coordinator_learns_at_the_end_of_a_task_counts(digits, tmp_path):
+    tasks = {"rounds": 4, "order": "tasks_outer"}
+    for name, found in (("mfcl", {False: 0.75, True: 0.25}), ("fedavg", {False: 1.0})):
+        experiment = tiny_experiment(method={"name": name}, schedule=tasks)
+        trial = forecasting._Trial(experiment, digits, CPU, tmp_path / name, 1)
+        trial.ctx = ServerContext(None, START, ())
+        moments = trial._moments(make(name))
+        assert {ctx.ends_task: share for ctx, share in moments} == found
+
+
+def test_what_is_tried_no_more_is_named(digits, monkeypatch):
+    """Without it the line told the shortest training for the whole one."""
+
+    def work(trial, lengths, within_s=0.0):
+        trial.began_at -= forecasting.ALL / 3  # the trials themselves take long
+        if not lengths:
+            raise forecasting._TooLong
+        return Work(1.0, 0.0)
+
+    monkeypatch.setattr(forecasting._Trial, "_tried", work)
+    monkeypatch.setattr(forecasting._Trial, "_scores", lambda trial: 0.0)
+    found = forecast(tiny_experiment(**LESS), digits, CPU, at_once=1)
+    assert found.least
+    assert "[training] local_epochs = 3" in found.without
+    assert "takes more than" in next(found.lines())
+
+
+def test_where_the_shortest_training_takes_too_long_a_line_says_so(digits, monkeypatch):
+    def work(*_):
+        raise forecasting._TooLong
+
+    monkeypatch.setattr(forecasting._Trial, "_tried", work)
+    assert "takes more than" in next(forecast(tiny_experiment(**LESS), digits, CPU).lines())
+
+
+def test_scores_are_those_of_the_run(digits, monkeypatch):
+    """Only what the config scores, on its sets; never after training where no view asks for it."""
+    orders = list[Any]()
+    execute = forecasting.Workers.of
+
+    def of(workers, client):
+        worker = execute(workers, client)
+        real = type(worker).execute
+        worker.execute = lambda order, sent: (orders.append(order), real(worker, order, sent))[1]
+        return worker
+
+    monkeypatch.setattr(forecasting.Workers, "of", of)
+    evaluate = {"every": 0, "views": ["global"]}
+    forecast(tiny_experiment(evaluate=evaluate), digits, CPU)
+    assert {view for order in orders for view in order.views} == {"global"}
+    assert not any(order.global_test for order in orders)
+    monkeypatch.setattr(forecasting._Trial, "_tried", _tried_for_a_second)
+    monkeypatch.setattr(forecasting._Trial, "_scores", lambda trial: 0.0)
+    population = {"clients": 5, "per_round": 1}
+    one = forecast(tiny_experiment(schedule=population), digits, CPU, at_once=1)
+    everybody = {"trained": "all"}
+    all_train = tiny_experiment(schedule=population, evaluate=everybody)
+    assert forecast(all_train, digits, CPU, at_once=1).interaction > 2 * one.interaction
+
+
+def _tried_for_a_second(*_):
+    return Work(1.0, 0.0)
