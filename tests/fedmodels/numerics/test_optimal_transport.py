@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import ot
 import pytest
 import torch
 from hypothesis import given
@@ -153,6 +154,18 @@ def test_without_entropy_it_is_the_best_assignment():
     best = max(itertools.permutations(range(4)), key=lambda p: sum(similarity[range(4), list(p)]))
     assert torch.equal(plan.argmax(1), torch.tensor(best))
     assert torch.allclose(plan.max(1).values, torch.ones(4))
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 0.004, 0.001])
+def test_entropic_plans_are_those_of_logarithms(epsilon):
+    """From 0.0067 on without them; below it, numbers would underflow."""
+    similarity = torch.tensor([[1.0, 0.5], [0.9, -0.8], [-1.0, -0.9]])
+    cost = 1 - similarity.numpy().astype(np.float64)
+    sums = np.full(3, 1 / 3), np.full(2, 1 / 2)
+    theirs = ot.sinkhorn(*sums, cost, epsilon, method="sinkhorn_log", numItermax=50, warn=False)
+    ours = pot_plan(similarity, "entropic", epsilon, iterations=50)
+    assert torch.allclose(ours, torch.from_numpy(2 * theirs).float(), atol=1e-7)
+    assert ours.sum() > 1.9
 
 
 def test_unbalanced_mass_leaves_what_matches_nothing():
