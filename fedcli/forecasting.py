@@ -43,7 +43,7 @@ from fedmodels.training.settings import SharedSettings, to_table
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
 
-WHOLE, PART, ALL, CLOCK = 0.5, 10.0, 80.0, 240.0
+WHOLE, PART, ALL, CLOCK = 0.5, 10.0, 40.0, 180.0
 """Seconds that a whole training may take here; that one with short lengths may take; after which
 no further length is looked at; and that all may take on the clock, as of a class that sleeps."""
 AGAIN = 1.0
