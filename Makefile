@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PYTHON := $(BIN)/python
 PYTEST := $(PYTHON) -m pytest
 PROTOC := $(VENV)/protoc
-PYTEST_SPLIT := $(PYTEST) -n 2 --dist worksteal
+PYTEST_SPLIT := $(PYTEST) -n 3 --dist worksteal
 STAMP := $(VENV)/.set-up
 
 PROTOS := $(wildcard proto/fedpb/v1/*.proto)
