@@ -123,7 +123,8 @@ def intervals(record: str) -> NDArray[np.float64]:
 def _of_views(outcome: Outcome) -> Iterator[NDArray[np.float64]]:
     """Yield what each row has more in one view, test set or set of classes than in another.
 
-    And what its clients' models have on own classes over everyone's model on the whole set.
+    And what its clients' models have on own classes over everyone's model on the whole set, and
+    what GLDP's local prototypes have over its global ones.
     """
     views, masks = ("received", "trained"), ("", MET, ALL)
     names = {
@@ -138,7 +139,8 @@ def _of_views(outcome: Outcome) -> Iterator[NDArray[np.float64]]:
         for one, other in permutations(names, 2)
         if sum(a != b for a, b in zip(one, other, strict=True)) == 1
     ]
-    for found, bases in [*both, (names["received", CLASSES, ""], whole)]:
+    local = values_of("metrics.a_loc_gldp_lp", outcome.runs), names["received", OWN, ""]
+    for found, bases in [*both, (names["received", CLASSES, ""], whole), local]:
         for cell, seeds in found.items():
             base = bases.get(cell, {})
             yield np.array(
