@@ -14,6 +14,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
+from fedmodels.training.stepped import Stepped
 from fedsrv.sweep.plan import CONTRACT, PlannedRun, Sweep
 
 DEFAULTS = "defaults"
@@ -69,24 +70,26 @@ def _value(key: str, method: str, experiment: Experiment) -> str:
     if key == "weighting":
         return str(getattr(experiment.method, "weighting", "their own rule"))
     if key == "steps":
-        return f"{getattr(experiment.method, 'inner_steps', 1)} a batch of {training.batch_size}"
+        own = make(experiment.method.name, **experiment.method.hyper_parameters())
+        steps = own.steps_per_batch if isinstance(own, Stepped) else 1
+        return f"{steps} a batch of {training.batch_size}"
     if key == "epochs":
-        return f"{schedule.rounds} × {_epochs(experiment)}"
+        return f"{schedule.rounds} × {_length(experiment)}"
     numbers = [word for word in method.split()[1:] if _is_number(word.partition("=")[2])]
     return " ".join(numbers) or DEFAULTS
 
 
-def _epochs(experiment: Experiment) -> int:
-    """Return the epochs of an interaction: of all phases, or what the config says.
+def _length(experiment: Experiment) -> str:
+    """Say how long an interaction trains: by its method, or by the config.
 
     A method of one's own may ask more of its context than the config.
     """
     method: Any = make(experiment.method.name, **experiment.method.hyper_parameters())
     context = SimpleNamespace(run=SimpleNamespace(experiment=experiment), view="")
     try:
-        return sum(phase.epochs for phase in method.phases(context))
+        return str(method.length(context))
     except AttributeError:
-        return experiment.training.local_epochs
+        return str(experiment.training.local_epochs)
 
 
 def _is_number(text: str) -> bool:

@@ -209,6 +209,10 @@ class AFFCL(FedAvg):
         features = refs.last.net.features(x)
         return features, refs.last.net.head(features)
 
+    @property
+    def steps_per_batch(self) -> int:
+        return 2 if self.k_flow else 1  # of the net, and of its head on drawn embeddings
+
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: AfFclReferences) -> float:
         decay, loop = ctx.run.experiment.training.weight_decay, EpochLoop(self, ctx, x, y, refs)
         (phase,) = self.phases(ctx)

@@ -84,6 +84,10 @@ class Apfl(FedAvg):
     def rules(self) -> tuple[str, ...]:
         return ("mixture",) if self.mix == "logits" else super().rules
 
+    @property
+    def steps_per_batch(self) -> int:
+        return 2  # of w_i and of v_i
+
     def reported(self, run: RunFacts) -> frozenset[str]:
         return frozenset({"alpha"})
 

@@ -51,6 +51,10 @@ class Ditto(FedAvg):
     lam: NonNegative = 1.0
     """Pull of the personal model towards the broadcast; lr * lam has to stay below 2."""
 
+    @property
+    def steps_per_batch(self) -> int:
+        return 2  # of w_k and of v_k
+
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(weights=under(TWIN, run.initial_weights))
 

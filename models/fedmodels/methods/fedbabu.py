@@ -68,6 +68,10 @@ class FedBABU(FedAvg):
             with fitting(ctx, y):
                 self.fit(ctx, x, y, None)
 
+    def length(self, ctx: ClientContext) -> str:
+        own = ctx.run.experiment.training.local_epochs
+        return f"{own} (and {self.fine_tune_epochs} before a score)"
+
     def phases(self, ctx: ClientContext) -> Sequence[Phase]:
         if ctx.view:
             return [Phase(self.fine_tune_epochs, PARTS[self.fine_tune])]

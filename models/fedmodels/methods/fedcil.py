@@ -294,6 +294,9 @@ class FedCIL(FedAvg):
         past = ((held.round > 0) | (held.total > 0)).to(torch.int32)
         return Histogram(current, past), under(LAST, part_of(state.weights, NOW))
 
+    def length(self, ctx: ClientContext) -> str:
+        return f"{self.iterations} batches"
+
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedCilReferences) -> float:
         training, model, draw = ctx.run.experiment.training, refs.model, ctx.generator("augment")
         losses, of_generator = list[tuple[Tensor, int]](), torch.zeros(())

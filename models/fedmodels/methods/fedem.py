@@ -110,6 +110,10 @@ class FedEM(FedAvg):
             return pi
         return _mean(self._explained(ctx, self._learners(payload), pi), pi)
 
+    @property
+    def steps_per_batch(self) -> int:
+        return self.learners
+
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedEmReferences) -> float:
         total = 0.0
         for m, start in enumerate(list(refs.learners)):

@@ -67,6 +67,10 @@ class PFedMe(FedAvg):
 
     # --- client half ---------------------------------------------------------------------------
 
+    @property
+    def steps_per_batch(self) -> int:
+        return self.inner_steps
+
     def init_client(self, run: RunFacts, client: int) -> Bundle:
         return Bundle(under(TWIN, run.initial_weights))
 

@@ -71,6 +71,15 @@ class Stepped(Method):
         """Return the phases of local training, in order."""
         return [Phase(epochs=ctx.run.experiment.training.local_epochs)]
 
+    @property
+    def steps_per_batch(self) -> int:
+        """Optimiser steps that one mini-batch takes, over all classifiers that a client trains."""
+        return 1
+
+    def length(self, ctx: ClientContext) -> str:
+        """Say how long an interaction trains, for the line in what a study's rows differ."""
+        return str(sum(phase.epochs for phase in self.phases(ctx)))
+
     def begin_epoch(self, ctx: ClientContext, phase: Phase, epoch: int, refs: Any) -> None:
         """Act before an epoch of a phase, counted from 0 in each phase."""
         return None
