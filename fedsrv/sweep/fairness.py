@@ -87,7 +87,7 @@ def _length(experiment: Experiment) -> str:
     method: Any = make(experiment.method.name, **experiment.method.hyper_parameters())
     context = SimpleNamespace(run=SimpleNamespace(experiment=experiment), view="")
     try:
-        return str(method.length(context))
+        return str(method.training_length(context))
     except AttributeError:
         return str(experiment.training.local_epochs)
 

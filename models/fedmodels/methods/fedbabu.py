@@ -68,7 +68,7 @@ class FedBABU(FedAvg):
             with fitting(ctx, y):
                 self.fit(ctx, x, y, None)
 
-    def length(self, ctx: ClientContext) -> str:
+    def training_length(self, ctx: ClientContext) -> str:
         own = ctx.run.experiment.training.local_epochs
         return f"{own} (and {self.fine_tune_epochs} before a score)"
 

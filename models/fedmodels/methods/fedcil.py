@@ -294,7 +294,7 @@ class FedCIL(FedAvg):
         past = ((held.round > 0) | (held.total > 0)).to(torch.int32)
         return Histogram(current, past), under(LAST, part_of(state.weights, NOW))
 
-    def length(self, ctx: ClientContext) -> str:
+    def training_length(self, ctx: ClientContext) -> str:
         return f"{self.iterations} batches"
 
     def fit(self, ctx: ClientContext, x: Tensor, y: Tensor, refs: FedCilReferences) -> float:

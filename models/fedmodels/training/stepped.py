@@ -76,7 +76,7 @@ class Stepped(Method):
         """Optimiser steps that one mini-batch takes, over all classifiers that a client trains."""
         return 1
 
-    def length(self, ctx: ClientContext) -> str:
+    def training_length(self, ctx: ClientContext) -> str:
         """Say how long an interaction trains, for the line in what a study's rows differ."""
         return str(sum(phase.epochs for phase in self.phases(ctx)))
 

@@ -45,7 +45,7 @@ def test_a_method_takes_the_steps_that_it_says(name, digits, steps):
     kind = CRITIC.get(name, "SGD")
     taken = [moves for optimiser, moves in steps if optimiser == kind and moves > 1]
     run = SimpleNamespace(run=ctx.run, view="")
-    length = method.length(run).split()
+    length = method.training_length(run).split()
     if name == "fedcil":  # a step of the critic and one of the generator for each
         assert [len(taken), *length[1:]] == [2 * int(length[0]), "batches"]
         return
