@@ -206,12 +206,12 @@ def test_rows_are_averaged_over_the_seeds_that_all_have():
 
 
 def test_a_difference_of_more_seeds_than_the_means_says_so():
-    """Two rows of FedMLP's losses diverged with one seed each, so means are of one seed alone."""
+    """Two rows of FedMLP's losses diverged with three seeds of five, so means are of two."""
     block = text_of(TABLES["fedmlp/table-3"]).split("\n\n")[2].splitlines()
     means, apart = (re.split("  +", line) for line in block[2:4])
-    assert means[1] == "39.83 (1)"
-    assert apart[1:3] == ["+6.0 [+4.0, +8.0] (3)", "+7.1 [+1.6, +12.6] (3)"]
-    assert apart[5] == "−3.4 [−5.9, −0.8] (2)"
+    assert means[1] == "36.56 (2)"
+    assert apart[1:3] == ["+2.8 [−2.7, +8.4] (5)", "+3.7 [−2.4, +9.8] (5)"]
+    assert apart[5] == "−4.0 [−6.7, −1.3] (3)"
 
 
 def test_deviations_of_the_paper_stand_behind_its_figures():
