@@ -411,12 +411,13 @@ class ClientData:
         Raises:
             DataError: one is missing, or a task's files do not hold what they must.
         """
+        every = (path for path in self.directory.glob("task-*") if path.is_dir())
+        further = sorted(path.name for path in every if path.suffix != ".part")  # being written
         tasks: list[TaskCounts] = []
         while (self.directory / f"task-{len(tasks)}").is_dir():
             labels = [self.raw(len(tasks), part)[1] for part in PARTS]
             train, test = (np.bincount(strata(y), minlength=self.file.num_classes) for y in labels)
             tasks.append(TaskCounts(train=tuple(train.tolist()), test=tuple(test.tolist())))
-        further = sorted(path.name for path in self.directory.glob("task-*") if path.is_dir())
         if len(further) > len(tasks) or not tasks:
             beside = f", but {further[-1]}" if further else ""
             raise DataError(

@@ -302,6 +302,13 @@ def test_a_task_that_is_missing_is_named(tmp_path):
     assert ClientData(place).num_tasks == 2
 
 
+def test_a_task_that_is_being_written_is_none_yet(tmp_path):
+    """A site's labels become a task while its server reads: that was told as a missing task."""
+    place = own(tmp_path, 0)
+    shutil.copytree(place / "task-0", place / "task-1.part")
+    assert ClientData(place).num_tasks == 1
+
+
 def test_inputs_of_another_type_are_named_by_their_file(tmp_path):
     place = own(tmp_path, 0, np.int32)
     with pytest.raises(DataError, match=r"train_x\.npy: inputs are int32; expected uint8, uint16"):
