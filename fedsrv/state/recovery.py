@@ -14,6 +14,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
+from fedmodels.config.bounds import canonical
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, reason_of
@@ -154,7 +155,7 @@ def _write(
 ) -> None:
     ledger = Ledger(path, strict=True, new=True, run_id=run_id)
     try:
-        text = json.dumps(experiment.to_dict(), sort_keys=True)
+        text = canonical(experiment.to_dict())
         ledger.set_facts(experiment=text, **facts)
         for record in records:
             for growth in record.get("growths", ()):

@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedmodels.config.bounds import canonical
 from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
@@ -120,7 +121,7 @@ class Store:
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
                 raise another_config(self.path, changed, self.experiment)
-        facts = {"experiment": json.dumps(self.experiment.to_dict(), sort_keys=True)}
+        facts = {"experiment": canonical(self.experiment.to_dict())}
         with writing(self.path):
             for part in halves_of(self.experiment, "server"):
                 facts |= part.takes_up(self, before)

@@ -104,17 +104,22 @@ class Refusal:
     """Under which further setting, in words, where ``when`` says so."""
 
 
+def canonical(value: Any) -> str:
+    """Return plain values as JSON, the same in whatever order keys stand, in lists as well."""
+    return json.dumps(value, sort_keys=True)
+
+
 def digest_of(facts: Mapping[str, Any] | None) -> str:
     """Return the sha256 of a table that is given as plain values; empty where it says nothing."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest() if facts else ""
+    return hashlib.sha256(canonical(facts).encode()).hexdigest() if facts else ""
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the values of nested tables by dotted key, as JSON."""
+    """Return the values of nested tables by dotted key, each in its canonical form."""
     out: dict[str, str] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
             out.update(leaves(value, f"{prefix}{key}."))
         else:
-            out[prefix + key] = json.dumps(value)
+            out[prefix + key] = canonical(value)
     return out

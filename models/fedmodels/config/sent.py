@@ -7,7 +7,6 @@ open a file that its own user has not named.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
@@ -15,7 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from fedmodels.code_names import is_own, short_name
-from fedmodels.config.bounds import HERE, NAMED, TableAt
+from fedmodels.config.bounds import HERE, NAMED, TableAt, canonical
 from fedmodels.config.combinations import BESIDE
 from fedmodels.config.experiment import Experiment
 
@@ -78,7 +77,7 @@ def settings_digest(experiment: Experiment) -> bytes:
         tables["schedule"].pop("rounds", None)
     for name in BESIDE:
         tables.pop(name, None)
-    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).digest()
+    return hashlib.sha256(canonical(tables).encode()).digest()
 
 
 def table_in(annotation: Any, value: Any) -> type[BaseModel] | None:
