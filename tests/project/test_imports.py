@@ -78,6 +78,29 @@ assert not loaded, ("a run", loaded)
 """
 """One process, since torch takes seconds to import: a net, then the coordinator, then runs."""
 
+FORMS = """
+import sys
+from pathlib import Path
+
+from fedmodels.errors import ConfigError
+from fedmodels.methods import names
+from fedtide.testing.trial import context_of, digits_in, method_of, tiny_experiment
+
+data, asked = digits_in(Path("data")), 0
+for name in names():
+    try:
+        experiment = tiny_experiment(method={"name": name})
+        method, run = method_of(experiment), context_of(experiment, data).run
+        method.payload_spec(run), method.upload_spec(run)
+    except ConfigError:  # it needs a net or data that the tiny run lacks
+        continue
+    asked += 1
+    assert "sympy" not in sys.modules, name
+assert asked > 30, asked
+"""
+"""One process: what every method says of what travels. Tensors of torch's meta device made *like*
+others import sympy and mpmath, 485 modules, at every site."""
+
 
 def check(program: str, where: Path) -> None:
     done = subprocess.run(
@@ -99,6 +122,10 @@ def test_a_module_imports_what_it_needs(module, tmp_path):
 
 def test_nets_coordinator_and_runs_load_neither_the_compiler_of_torch_nor_scikit_learn(tmp_path):
     check(RUN, tmp_path)
+
+
+def test_what_a_method_says_of_what_travels_imports_no_algebra(tmp_path):
+    check(FORMS, tmp_path)
 
 
 def test_no_method_makes_an_optimiser_that_torch_would_compile():

@@ -24,7 +24,7 @@ from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.weight_terms import squared_distance, tilt
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.tensors.roles import part_of, under
+from fedmodels.tensors.roles import filled_like, part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Reduced
@@ -49,7 +49,7 @@ class FedDyn(FedAvg):
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
-        zeros = {key: torch.zeros_like(run.initial_weights[key]) for key in run.parameters}
+        zeros = filled_like(run.initial_weights, run.parameters)
         return replace(super().init_server(run), own=Bundle(zeros))  # h^0
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
@@ -73,7 +73,7 @@ class FedDyn(FedAvg):
     # --- client half ---------------------------------------------------------------------------
 
     def init_client(self, run: RunFacts, client: int) -> Bundle:
-        zeros = {key: torch.zeros_like(run.initial_weights[key]) for key in run.parameters}
+        zeros = filled_like(run.initial_weights, run.parameters)
         return Bundle(under(GRADIENT, zeros))
 
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Pulls:

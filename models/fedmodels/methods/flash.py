@@ -27,7 +27,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of
 from fedmodels.techniques.several_models import losses_of
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.tensors.roles import part_of, under
+from fedmodels.tensors.roles import filled_like, part_of, under
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.loop import EpochLoop
@@ -73,8 +73,8 @@ class Flash(FedAvg):
     # --- server half ---------------------------------------------------------------------------
 
     def init_server(self, run: RunFacts) -> ServerState:
-        zeros = {key: torch.zeros_like(run.initial_weights[key]) for key in run.parameters}
-        first = {key: torch.full_like(t, self.tau**2) for key, t in zeros.items()}
+        zeros = filled_like(run.initial_weights, run.parameters)
+        first = filled_like(zeros, zeros, self.tau**2)
         own = {**under("m", zeros), **under("v", first), **under("d", zeros)}
         return replace(super().init_server(run), own=Bundle(own))
 

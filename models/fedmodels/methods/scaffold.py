@@ -26,7 +26,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.weight_terms import tilt
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.tensors.roles import part_of, under, without
+from fedmodels.tensors.roles import filled_like, part_of, under, without
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext, ServerContext, ServerState
 from fedmodels.training.method import Reduced
@@ -114,4 +114,4 @@ class Scaffold(FedAvg):
 
 def _zeros(run: RunFacts, weights: Weights) -> Weights:
     """Return control variates of nothing: for each parameter, a tensor of its shape."""
-    return under(CONTROL, {key: torch.zeros_like(weights[key]) for key in run.parameters})
+    return under(CONTROL, filled_like(weights, run.parameters))

@@ -6,7 +6,7 @@ the mean of all weights in the uploads, and the maximum of integer buffers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,15 @@ def without(weights: Mapping[str, Tensor], *roles: str) -> Weights:
     prefixes = tuple(f"{role}/" for role in roles)
     kept = {k: t for k, t in weights.items() if not k.startswith(prefixes)}
     return weights if len(kept) == len(weights) else kept
+
+
+def filled_like(weights: Mapping[str, Tensor], keys: Iterable[str], value: float = 0.0) -> Weights:
+    """Return a tensor of ``value`` in the shape, dtype and device of each weight of ``keys``.
+
+    On the meta device, ``torch.zeros_like`` and its kin import sympy, which takes half a second.
+    """
+    found = {key: weights[key] for key in keys}
+    return {k: torch.full(t.shape, value, dtype=t.dtype, device=t.device) for k, t in found.items()}
 
 
 def tensors_of(net: nn.Module) -> Weights:

@@ -105,3 +105,35 @@ def test_weights_at_the_bound_are_taken():
     with torch.no_grad():
         ctx.net.head.weight.fill_(-1e6)
     check_weights(ctx)
+
+
+def test_weights_whose_norm_alone_is_large_are_taken():
+    """Each weight is within the bound; the norm of all is beyond it."""
+    ctx = linear_context(tiny_experiment(), POINTS, [0, 1])
+    with torch.no_grad():
+        ctx.net.head.weight.fill_(9e5)
+    check_weights(ctx)
+
+
+def test_small_weights_are_checked_by_one_norm(monkeypatch):
+    """Their largest magnitude takes a CPU several times as long as their norm."""
+    ctx = linear_context(tiny_experiment(), POINTS, [0, 1])
+    taken = list[tuple[float, ...]]()
+    norm = torch._foreach_norm
+
+    def counted(tensors, *order):
+        taken.append(order)
+        return norm(tensors, *order)
+
+    monkeypatch.setattr(torch, "_foreach_norm", counted)
+    monkeypatch.delattr(torch.linalg, "vector_norm")
+    check_weights(ctx)
+    assert taken == [()]
+
+
+def test_one_weight_beyond_the_bound_is_named():
+    ctx = linear_context(tiny_experiment(), POINTS, [0, 1])
+    with torch.no_grad():
+        ctx.net.head.weight.view(-1)[1] = 1.1e6
+    with pytest.raises(TrainingFailed, match="a weight of 'head/weight' is"):
+        check_weights(ctx)
