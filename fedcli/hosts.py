@@ -5,9 +5,9 @@ fork, which shares that memory and takes milliseconds instead of seconds. It ope
 gRPC, starts no thread and runs no tensor operation, because a fork must not inherit any of that.
 
 Orders come on standard input, one JSON object a line: ``{"id": 3, "argv": ["join", …], "log":
-"path"}``. What happens is told on standard output: ``{"id": 3, "pid": 123}`` and ``{"id": 3,
-"status": 0}``. At the end of standard input every client is killed, and whatever kills this process
-kills them too.
+"path"}``, and with ``"nice": 5`` a process of lower priority. What happens is told on standard
+output: ``{"id": 3, "pid": 123}`` and ``{"id": 3, "status": 0}``. At the end of standard input every
+client is killed, and whatever kills this process kills them too.
 """
 
 from __future__ import annotations
@@ -94,6 +94,7 @@ def _become_client(order: dict[str, object], parent: int) -> None:
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     end_with_parent(signal.SIGKILL, parent)
+    os.nice(int(str(order.get("nice", 0))))
     name = f"fedcli-{order['id']}".encode()[:15]  # what top and ps -o comm call it; no blank
     Path("/proc/self/comm").write_bytes(name)
     log = os.open(str(order["log"]), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

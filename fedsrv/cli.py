@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -273,7 +274,7 @@ def launch(
     host_gpus: options.HostGpus = 0.0,
     node_dir: options.NodeDir = None,
     together: options.Together = False,
-    forecast: options.Forecast = True,
+    forecast: options.Forecast = None,
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
     level = options.set_up(quiet, log_level, as_json)
@@ -308,7 +309,7 @@ def launch(
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,
         together=together,
-        forecasts=forecast,
+        forecasts=sys.stdout.isatty() and not as_json if forecast is None else forecast,
     )
 
 

@@ -63,8 +63,12 @@ Together = Annotated[
     ),
 ]
 Forecast = Annotated[
-    bool,
-    typer.Option(help="Try a client's work first, and say how long the run will take."),
+    bool | None,
+    typer.Option(
+        "--forecast/--no-forecast",
+        help="Try a client's work beside the first rounds, and say how long the run will take; "
+        "the default on a terminal.",
+    ),
 ]
 Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
 RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]

@@ -102,7 +102,7 @@ def launch(
         ray: the cluster on which the hosts run; by default this machine.
         strict: refuse data in which something may not be meant.
         together: let clients of a GPU with a small net train as one step.
-        forecasts: try a client's work first, and say how long the run will take.
+        forecasts: try a client's work beside the first rounds, and say how long the run takes.
 
     Raises:
         FedtideError: the run failed; says why.
@@ -328,9 +328,7 @@ class Launch:
                 self.experiment = found
                 self.config.write_text(tomli_w.dumps(found.to_dict()), "utf-8")
                 self.clients = self.hosts.divide(replace(crowd, stacked=True))
-            if self.forecasts:
-                self.told.parent.mkdir()
-                self.is_tried = self.hosts.forecast(self.config, self.data, self.told)
+            self.is_tried = self.forecasts and not self.hosts.gpus  # a card's memory is the run's
         self.coordinator.tell(self._arguments())
 
     def _arguments(self) -> list[str]:
@@ -400,6 +398,7 @@ class Launch:
             self.address = said.line.removeprefix("listening on ")
             if fresh:
                 self._start_hosts()
+                self._try_beside()
         elif said.line.startswith("{"):
             event = Event.from_json(said.line)
             if event.kind == "commit":
@@ -427,8 +426,8 @@ class Launch:
                 self.hosts.start(self.dismissed.pop(), self.address)
 
     def _start_hosts(self) -> None:
-        """Start all hosts, once there is an address and the machine is theirs."""
-        for client in self.clients if self.address and not self.is_tried else ():
+        """Start all hosts, once there is an address."""
+        for client in self.clients if self.address else ():
             if client not in self.ended:
                 self.hosts.start(client, self.address)
 
@@ -478,18 +477,23 @@ class Launch:
         return self.out / "logs" / FORECAST / "told.json"
 
     def _forecast_said(self, status: int) -> None:
-        """Say how long the run will take, or why nobody knows; then start the hosts."""
+        """Say how long the run will take, or why nobody knows."""
         if status:
             lines = [f"not known: {self._why(FORECAST, status)}"]
         else:
             lines = json.loads(self.told.read_text("utf-8"))["lines"]
-        for line in lines:
+        for line in lines if not self.finished else ():
             self.display.say(f"forecast: {line}")
         self._end_trial()
-        self._start_hosts()
+
+    def _try_beside(self) -> None:
+        """Start the trial of a client's work; the hosts do not wait for it."""
+        if self.is_tried:
+            self.told.parent.mkdir()
+            self.is_tried = self.hosts.forecast(self.config, self.data, self.told)
 
     def _end_trial(self) -> None:
-        """Leave nothing of a trial that has ended."""
+        """Leave nothing of a trial that has ended, or whose run has."""
         self.is_tried = False
         shutil.rmtree(self.told.parent, ignore_errors=True)
 

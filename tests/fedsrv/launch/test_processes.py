@@ -192,7 +192,7 @@ def told_of_a_failure(tmp_path):
 
 
 @pytest.mark.parametrize(("status", "line"), [(-9, "not known: killed by signal 9"), (0, "1 s")])
-def test_hosts_start_when_a_trial_has_ended_however_it_did(tmp_path, digits, status, line):
+def test_hosts_do_not_wait_for_a_trial_however_it_ends(tmp_path, digits, status, line):
     """What code of one's own prints in it is no forecast."""
     said = io.StringIO()
     lines, logs = PlainLines(Console(file=said, width=200)), tmp_path / "logs"
@@ -202,12 +202,13 @@ def test_hosts_start_when_a_trial_has_ended_however_it_did(tmp_path, digits, sta
         tiny_experiment(), tmp_path, digits, Started(), lines, tmp_path / "none", forecasts=True
     )
     run.config, run.coordinator = tmp_path / "launch.toml", SimpleNamespace(tell=[].append)
+    run.hosts.gpus = 0
     run.start(None)
     run._server_said(ProcessLine("server", "listening on 127.0.0.1:5"))
-    assert run.hosts.clients == []
+    assert run.hosts.clients == run.clients != []
     run.told.write_text(json.dumps({"lines": ["1 s"]}))
     run._client_said({"id": "forecast", "status": status})
-    assert run.hosts.clients == run.clients != []
+    assert run.hosts.clients == run.clients
     assert said.getvalue() == f"forecast: {line}\n"
     assert [*logs.iterdir()] == [logs / "forecast.log"]
 
