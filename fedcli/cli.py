@@ -44,6 +44,7 @@ from fedmodels.printable import json_text
 if TYPE_CHECKING:
     import torch
 
+    from fedcli.gate.rules import Rules
     from fedcli.prediction import Predictions
     from fedmodels.tensors.bundle import ClientId
 
@@ -181,8 +182,35 @@ AllowedColumns = Annotated[
     typer.Option(
         "--allow-column",
         metavar="NAME",
-        help="Take part only in a run that reads no other column of the site's tables; may be "
+        help="Take part only in a run that reads no other column of the site's tables; as label, "
+        "target, labels, task or client only one allowed for it, as in diagnosis:label. May be "
         "given several times.",
+    ),
+]
+Told = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tell",
+        metavar="WHAT",
+        help="With --require-privacy, what may leave although no noise covers it: loss, timing, "
+        "metrics, moments, labels, text, or a key of an upload; may be given several times.",
+    ),
+]
+Scores = Annotated[
+    str | None,
+    typer.Option(
+        metavar="none|N",
+        help="How many models are scored here on test examples, over all runs; with "
+        "--require-privacy none, unless this allows it.",
+    ),
+]
+RulesOf = Annotated[
+    Path | None,
+    typer.Option(
+        "--rules",
+        metavar="FILE",
+        help="A TOML file with the site's conditions; its keys are the options --allow-method, "
+        "--allow-column, --require-privacy, --min-cohort, --tell and --scores.",
     ),
 ]
 Stays = Annotated[
@@ -237,6 +265,9 @@ def join(
     min_cohort: MinCohort = 0,
     allow_method: AllowedMethods = None,
     allow_column: AllowedColumns = None,
+    tell: Told = None,
+    scores: Scores = None,
+    rules: RulesOf = None,
     stay: Stays = False,
     run_id: SeenRun = "",
     tls_ca: Authority = None,
@@ -253,8 +284,9 @@ def join(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(LogLevel.WARNING if quiet else log_level, as_json=as_json)
     clients = clients_of(client_id)
+    allowed = _rules(context)  # what is wrong with them is said at once
     if stay:
-        return _stay(context, clients)
+        return _stay(context, clients, allowed)
     from fedmodels.machine import keep_large_blocks
 
     keep_large_blocks()
@@ -282,9 +314,7 @@ def join(
         clients, server, data, state_dir, _device(device), tls=(tls_ca, tls_cert, tls_key),
         give_up_after=give_up_after, start_over=start_over, deploys=deploy, code=code or (),
         weights=weights or (), incoming=watch, strict=strict, show=show, announce=how, crl=tls_crl,
-        require_privacy=require_privacy, ledger=ledger,
-        min_cohort=min_cohort, recipe=recipe, allowed=(allow_method or (), allow_column or ()),
-        run_id=run_id,
+        rules=allowed, ledger=ledger, recipe=recipe, run_id=run_id,
     )  # fmt: skip
     data = host.data
     try:
@@ -301,7 +331,7 @@ def join(
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
 
 
-def _stay(context: typer.Context, clients: list[ClientId]) -> None:
+def _stay(context: typer.Context, clients: list[ClientId], rules: Rules) -> None:
     """Take part in one run after the other, by the options of ``join``."""
     from fedcli.runtime.own_certificate import channel_credentials
     from fedcli.runtime.staying import Address, stay
@@ -309,14 +339,42 @@ def _stay(context: typer.Context, clients: list[ClientId]) -> None:
 
     given = context.params
     check_address(server := given["server"], "--server")
-    if given["allow_method"]:
-        from fedcli.runtime.site_rules import SiteRules
-
-        SiteRules.of(given["allow_method"], ())
     files = (given[f"tls_{of}"] for of in ("ca", "cert", "key"))
     credentials = partial(channel_credentials, *files)
     credentials()  # what is wrong with the files is said at once
-    stay(context, Address(server, str(clients[0]), credentials))
+    stay(context, Address(server, str(clients[0]), credentials), rules)
+
+
+OF_RULES = ("allow_method", "allow_column", "require_privacy", "min_cohort", "tell", "scores")
+"""The options that say a site's conditions."""
+
+
+def _rules(context: typer.Context) -> Rules:
+    """Return the conditions of a site, as the options of a command say them."""
+    from fedcli.gate.rules import Rules
+
+    given = context.params
+    return Rules.read(given["rules"], **{name: given[name] or () if name in _LISTS else given[name]
+                                         for name in OF_RULES})  # fmt: skip
+
+
+_LISTS = ("allow_method", "allow_column", "tell")
+
+
+@app.command("rules")
+def print_rules(
+    context: typer.Context,
+    rules: RulesOf = None,
+    allow_method: AllowedMethods = None,
+    allow_column: AllowedColumns = None,
+    require_privacy: RequirePrivacy = None,
+    min_cohort: MinCohort = 0,
+    tell: Told = None,
+    scores: Scores = None,
+) -> None:
+    """Say on which conditions a site takes part in runs, as fedcli join reads its options."""
+    for line in _rules(context).lines():
+        typer.echo(line)
 
 
 @app.command()

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
 
 from fedcli.data.store.own_files import cut_before, is_cut
+from fedcli.gate.rules import Rules
 from fedcli.runtime.client_part import Brought
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
@@ -24,11 +24,8 @@ from fedmodels.resolution import received_data, received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import usual_of, values_of
 
-if TYPE_CHECKING:
-    from fedcli.runtime.site_rules import SiteRules
-
-LOOK_FIRST = ("rules", "floor")
-"""What a site brings that is held against a run before the site joins it."""
+ANY = Rules()
+"""The rules of a site without conditions."""
 IS_CUT = (
     "--recipe is for files as a site has them, and {} holds none: they are cut already, or are not "
     "there"
@@ -53,11 +50,9 @@ def host_of(
     show: Callable[..., None] | None = None,
     crl: Path | None = None,
     announce: CountDetail = "exact",
-    require_privacy: str | None = None,
+    rules: Rules = ANY,
     ledger: Path | None = None,
-    min_cohort: int = 0,
     recipe: Path | None = None,
-    allowed: tuple[Sequence[str], Sequence[str]] = ((), ()),
     run_id: str = "",
 ) -> Host:
     """Return a host that is ready to join; files as a site has them are cut first.
@@ -79,11 +74,9 @@ def host_of(
         show: gets each message before it is sent.
         crl: a list of revoked certificates; no server that shows one of them is joined.
         announce: how exactly clients tell how many examples of each class they have, at most.
-        require_privacy: what the site itself requires, as :meth:`PrivacyFloor.of` reads it.
+        rules: on which conditions the site takes part.
         ledger: the file of what the site has spent in all its runs; by default beside the states.
-        min_cohort: certificates of clients in each secure sum at least; 0 takes any run.
         recipe: the recipe of the site; by default the one that lies with its files.
-        allowed: methods that the run may have, and columns that it may read; () allows any.
         run_id: the run to join; empty for the one that is served.
 
     Raises:
@@ -101,18 +94,19 @@ def host_of(
         raise ConfigError("--give-up-after nan is no number of seconds")
     if states.exists() and not states.is_dir():
         raise ConfigError(f"--state-dir {states} is a file, not a directory; give another one")
-    if ledger is not None and require_privacy is None:
+    if ledger is not None and rules.floor is None:
         raise ConfigError("--ledger goes with --require-privacy")
     brought, (ca, cert, key) = dict[str, Brought](), tls
-    rules = None
-    if require_privacy is not None:
-        from fedcli.parts.privacy.floor import floor_of
+    if rules != ANY:
+        brought["rules"] = rules
+    if rules.floor is not None:
+        from fedcli.parts.privacy.floor import floor_ledger
 
-        brought["floor"] = floor_of(require_privacy, ledger, states)
-    if min_cohort or cert is not None:
+        brought["floor"] = floor_ledger(rules.floor, ledger, states)
+    if rules.min_cohort or cert is not None:
         from fedcli.parts.secure_peers import terms_of
 
-        brought["sums"] = terms_of(*tls, crl, min_cohort)
+        brought["sums"] = terms_of(*tls, crl, rules.min_cohort)
     if incoming is not None:
         from fedcli.runtime.announcer import Watched
 
@@ -124,13 +118,9 @@ def host_of(
 
         link.check = ServerCheck(server, ca, crl, cert, key)
     has_cut = _has_cut(clients, data, states / "own-data")
-    if any(allowed):
-        from fedcli.runtime.site_rules import SiteRules
-
-        brought["rules"] = rules = SiteRules.of(*allowed)
-        if allowed[1] and has_cut:
-            raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")
-    if min_cohort or not brought.keys().isdisjoint(LOOK_FIRST):
+    if rules.columns and has_cut:
+        raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")
+    if rules != ANY:
         _look(link, clients, brought, code, weights, has_cut=has_cut)
     elif run_id:  # another one by now is told as that, and not as a state directory's
         link.prepare(clients[0], has_cut=has_cut)
@@ -159,19 +149,15 @@ def _look(
 ) -> None:
     """Look at a run before the server is told anything of the site's data.
 
-    A server that is too old to say what its run is tells it when the clients have joined.
-
     Raises:
         ConfigError: the site stays out of it.
-        LinkError: the server does not say what its run is, and the site has rules.
+        LinkError: the server does not say what its run is.
     """
     asked = link.prepare(clients[0], has_cut=has_cut)
-    if not asked.run_id and "rules" not in brought:
-        return
     if not asked.run_id:
         raise LinkError(
-            "the server does not say what its run is before one joins: it is older than this "
-            "client, and --allow-method and --allow-column need to know"
+            "the server does not say what its run is before one joins, and this site has "
+            "conditions: a server of this version says it"
         )
     sent, usual = values_of(asked.experiment), usual_of(asked.experiment)
     experiment = received_experiment(sent, "the server's experiment", code, weights, usual)
@@ -252,7 +238,7 @@ def _brought(
     data: Path,
     cache: Path,
     recipe: Path | None = None,
-    rules: SiteRules | None = None,
+    rules: Rules = ANY,
 ) -> tuple[Path, CountDetail]:
     """Return where clients' directories are, and how the run wants examples announced.
 
@@ -273,8 +259,7 @@ def _brought(
 
     wanted = link.prepare(client)
     tables = values_of(wanted.data)
-    if rules is not None:
-        rules.check_columns(received_data(tables, "the server's [data]").columns)
+    rules.check_columns(received_data(tables, "the server's [data]").columns)
     try:
         place = cut(data, tables, wanted.seed, client, cache, recipe)
         return place, count_detail_in(wanted.announce)

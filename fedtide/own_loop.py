@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
 from fedcli.runtime.staying import Address, each_run
@@ -139,6 +140,9 @@ def client(
     strict: bool = False,
     allow_method: Sequence[str] = (),
     allow_column: Sequence[str] = (),
+    tell: Sequence[str] = (),
+    scores: str | int | None = None,
+    rules: PathLike | None = None,
     stay: bool = False,
 ) -> Iterator[LoopTask]:
     """Take part in a run as one client; yield each interaction to train, until the run is over.
@@ -177,7 +181,11 @@ def client(
         check: warn about data that look like a mistake.
         strict: treat these warnings as errors.
         allow_method: take part only in runs of these methods; none allows any.
-        allow_column: take part only in runs that read no other columns of the site's tables.
+        allow_column: take part only in runs that read no other columns of the site's tables;
+            ``"diagnosis:label"`` allows one as label.
+        tell: what may leave although no noise covers it, with ``require_privacy``.
+        scores: how many models are scored here over all runs, or ``"none"``.
+        rules: a file with these conditions, whose keys are the names of these arguments.
         stay: take part in one run after the other at the address, for good, each with states in
             ``state_dir``/RUN. ``task.run`` says which run it is. A run that ends the client's part
             by a fault is a line in the log, and is joined again later.
@@ -196,7 +204,11 @@ def client(
             raise ConfigError(f"stay takes part in many runs, and {name} is for one")
     tls, states = (_given(tls_ca), _given(tls_cert), _given(tls_key)), _path(state_dir)
     spent = _given(ledger)
-    if stay and require_privacy is not None and spent is None:  # one for all runs
+    allowed = Rules.read(
+        _given(rules), require_privacy=require_privacy, min_cohort=min_cohort,
+        allow_method=allow_method, allow_column=allow_column, tell=tell, scores=scores,
+    )  # fmt: skip
+    if stay and allowed.floor is not None and spent is None:  # one for all runs
         spent = states.absolute().parent / LEDGER
 
     def host(run: str = "") -> Host:
@@ -210,10 +222,9 @@ def client(
         found = host_of(
             [client_id], server, _path(data), states / run, torch.device(device), tls=tls,
             give_up_after=give_up_after, start_over=start_over, code=[*map(_path, code)],
-            weights=[*map(_path, weights)], require_privacy=require_privacy, ledger=spent,
+            weights=[*map(_path, weights)], rules=allowed, ledger=spent,
             crl=_given(tls_crl), recipe=_given(recipe), deploys=deploy, incoming=_given(watch),
-            show=shown, announce=announce, min_cohort=min_cohort, strict=strict,
-            allowed=(allow_method, allow_column), run_id=run,
+            show=shown, announce=announce, strict=strict, run_id=run,
         )  # fmt: skip
         if check or strict:
             from fedcli.data.sets.registry import is_published
@@ -226,10 +237,8 @@ def client(
     if not stay:
         return _interactions(host())
     from fedcli.runtime.own_certificate import channel_credentials
-    from fedcli.runtime.site_rules import SiteRules
 
     check_address(server, "--server")
-    SiteRules.of(allow_method, allow_column)  # what is wrong with them is said at once
     credentials = partial(channel_credentials, *tls)
     credentials()
     return _of_each_run(Address(server, str(client_id), credentials), host)

@@ -93,8 +93,8 @@ ROOMS = {
         "launch", "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.own", "data.store", "runtime", "tracing", "parts",
-        "joining", "prediction", "predicted_targets",
+        "data", "data.cuts", "data.sets", "data.own", "data.store", "gate", "runtime", "tracing",
+        "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
 }  # fmt: skip

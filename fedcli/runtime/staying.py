@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 
+from fedcli.gate.rules import Rules
 from fedmodels.config.privacy import LEDGER
 from fedmodels.errors import ConfigError
 from fedmodels.machine import end_on_sigterm
@@ -124,8 +125,10 @@ def each_run(
             left_s, pause_s = pause_s, min(2 * pause_s, LAST_PAUSE_S)
 
 
-def stay(context: typer.Context, address: Address) -> None:
+def stay(context: typer.Context, address: Address, rules: Rules) -> None:
     """Take part in each run that is served at an address, by the options of ``fedcli join``.
+
+    ``rules`` are what these options say of the site's conditions.
 
     Raises:
         ConfigError: an option belongs to one run.
@@ -140,15 +143,15 @@ def stay(context: typer.Context, address: Address) -> None:
     each = each_run(address.run)
     run = next(each)
     while True:
-        run = each.send(_joined(context, run))
+        run = each.send(_joined(context, run, rules))
 
 
-def _joined(context: typer.Context, run: str) -> int:
+def _joined(context: typer.Context, run: str, rules: Rules) -> int:
     """Take part in one run by a process of its own; return its exit status."""
     given = context.params
     shown, states = given["show_uploads"], given["state_dir"]
     now = {"stay": False, "state_dir": states / run, "run_id": run}
-    if given["require_privacy"] and given["ledger"] is None:  # one for all runs
+    if given["ledger"] is None and rules.floor is not None:  # one for all runs
         now["ledger"] = states.absolute().parent / LEDGER
     if shown not in (None, "-"):
         now["show_uploads"] = Path(shown) / run

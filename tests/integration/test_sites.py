@@ -52,10 +52,10 @@ def test_sites_cut_their_own_recordings(loopback, tmp_path):
     line = "client 2 has the class 'jump', which the run does not know: it has"
     assert line in refused.output()
     assert line in coordinator.log.read_text()
-    allows = ("--allow-method", "fedavg", "--allow-column", "activity", "--allow-column", "t")
+    allows = ("--allow-method", "fedavg", "--allow-column", "activity:label", "--allow-column", "t")
     careful = run.join("2", *allows, data=files[2], states=tmp_path / "careful", port=port)
     assert careful.wait() == 2
-    assert "the run reads ax, and this site allows activity, t" in careful.output()
+    assert "the run reads ax, and this site allows activity:label, t" in careful.output()
     assert "client 2 joined" not in coordinator.log.read_text(), "it told nothing of its data"
     first = run.join(
         "0", *allows, "--allow-column", "ax", data=files[0], states=states[0], port=port

@@ -37,7 +37,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"secure_",
         r"Secure[A-Z]\w+|secure_(?!channel|server|port)\w+",
         """
-        fedcli/joining.py fedcli/parts/privacy/floor.py fedmodels/config/combinations.py
+        fedcli/gate/privacy_floor.py fedcli/joining.py fedmodels/config/combinations.py
         fedmodels/config/privacy.py
         """,
     ),

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedcli.parts.privacy.floor import FloorLedger, PrivacyFloor
+from fedcli.gate.privacy_floor import PrivacyFloor
+from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.runtime.worker import Result, Worker
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError, OrderDeclined

@@ -15,10 +15,10 @@ import typer
 
 from fedcli import joining
 from fedcli.cli import join
+from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime import staying
 from fedcli.runtime.link import Link
-from fedcli.runtime.site_rules import SiteRules
 from fedcli.runtime.staying import LOOK_S, OVER_S, Address, each_run, stay
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
@@ -156,7 +156,7 @@ def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
              "--show-uploads", "seen", "--min-cohort", "3")  # fmt: skip
     context = context_of("--stay", "--state-dir", "own", *words)
     with pytest.raises(Enough):
-        stay(context, Address("127.0.0.1:1", "3"))
+        stay(context, Address("127.0.0.1:1", "3"), Rules())
     assert said[0][:2] == ["fedcli", "join"]
     again = context_of(*said[0][8:])
     expected = context_of(*words, "--state-dir", f"own/{'0' * 32}")
@@ -168,7 +168,7 @@ def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
 @pytest.mark.parametrize("option", ["--dry-run", "--start-over", "--watch=in", "--ask"])
 def test_an_option_of_one_run_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option.partition('=')[0]} is for one"):
-        stay(context_of("--stay", option), Address("127.0.0.1:1", "3"))
+        stay(context_of("--stay", option), Address("127.0.0.1:1", "3"), Rules())
 
 
 def test_what_a_site_allows_is_checked_before_a_run_is_served() -> None:
@@ -207,39 +207,6 @@ rounds = 1
 """
 
 
-@pytest.mark.parametrize(
-    ("methods", "columns", "why"),
-    [
-        ([], [], None),
-        (["fedavg", "fedrep"], [], None),
-        (["fedavg", "gldp"], [], "has method fedrep, and this site allows fedavg, gldp"),
-        ([], ["ax", "ay", "kind", "walk", "more"], None),
-        ([], ["ax", "kind", "walk"], "reads ay, and this site allows ax, kind, walk"),
-        (["fedrep"], ["ax", "ay"], "reads kind, walk, and"),
-    ],
-)
-def test_a_site_allows_methods_and_columns(
-    methods: list[str], columns: list[str], why: str | None
-) -> None:
-    rules, experiment = SiteRules.of(methods, columns), parse_experiment(RUN)
-    if why is None:
-        return rules.joined(experiment, "run", [0])
-    with pytest.raises(ConfigError, match=why):
-        rules.joined(experiment, "run", [0])
-
-
-def test_a_run_that_names_no_columns_may_read_any_and_is_not_allowed() -> None:
-    unnamed = RUN.replace('features = ["ax", "ay"]\n', "")
-    with pytest.raises(ConfigError, match="does not name the columns"):
-        SiteRules.of([], ["ax"]).joined(parse_experiment(unnamed), "run", [0])
-
-
-def test_a_method_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"'fedavgg' is no method.*Did you mean 'fedavg'"):
-        SiteRules.of(["fedavgg"], [])
-    assert SiteRules.of(["mine.py:Mine"], []).methods == {"mine.py:Mine"}
-
-
 CPU = torch.device("cpu")
 
 
@@ -261,7 +228,7 @@ def test_files_are_cut_by_allowed_columns_alone_whatever_the_config_of_the_run_s
     monkeypatch.setattr("fedcli.data.store.site.cut", lambda *given: pytest.fail("it was cut"))
     with pytest.raises(ConfigError, match="reads secret, and this site allows"):
         host_of([0], "127.0.0.1:1", tmp_path / "own.csv", tmp_path / "states", CPU,
-                allowed=((), ("ax", "ay", "kind", "walk")))  # fmt: skip
+                rules=Rules.of(allow_column=["ax", "ay", "kind:label", "walk"]))  # fmt: skip
 
 
 def test_a_floor_of_cohorts_is_held_against_a_run_before_it_is_joined(
@@ -270,7 +237,7 @@ def test_a_floor_of_cohorts_is_held_against_a_run_before_it_is_joined(
     said_by_the_server(monkeypatch, RUN)
     monkeypatch.setattr(joining, "_brought", lambda *given: pytest.fail("files were read"))
     with pytest.raises(ConfigError, match="--min-cohort 3: this run has no"):
-        host_of([0], "127.0.0.1:1", tmp_path, tmp_path / "states", CPU, min_cohort=3)
+        host_of([0], "127.0.0.1:1", tmp_path, tmp_path / "states", CPU, rules=Rules(min_cohort=3))
 
 
 def test_a_run_that_takes_the_place_of_the_one_that_was_looked_at_is_not_joined() -> None:
