@@ -14,8 +14,10 @@ before it; a new model begins where each of its clients began (docs/methods/fedd
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from typing import ClassVar
 
 import numpy as np
@@ -44,6 +46,8 @@ NEW = "new"
 UNKNOWN = -1.0
 """Of a client that has not trained: lower than every accuracy, so that nothing falls from it."""
 MOST_TASKS = 1 << 16
+WITNESSES = 3
+"""Of so many clients, one cannot move the median beyond what the others say."""
 
 
 @dataclass
@@ -150,7 +154,7 @@ class FedDrift(FedAvg):
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         groups: dict[str, dict[int, Weights]] = {}
         counts: dict[str, dict[int, float]] = {}
-        given: dict[str, str] = {}
+        given = self._starts(ctx, uploads)
         for client, upload in uploads.items():
             for role in roles_in(upload, ctx.run.forms):
                 if role == NEW and not _may_drift(ctx, state, client):
@@ -158,8 +162,7 @@ class FedDrift(FedAvg):
                 place = self.models if role == NEW else int(role.removeprefix("model"))
                 n, key = float(upload.weights["examples"][place]), self._group(role, client)
                 counts.setdefault(key, {})[client] = n if self.weighting == "examples" else 1.0
-                start = f"model{upload.scalars['model']:.0f}" if role == NEW else role
-                own = under(given.setdefault(key, start), part_of(upload.weights, role))
+                own = under(given[key], part_of(upload.weights, role))
                 groups.setdefault(key, {})[client] = own  # named like what it was trained from
         means = {k: part_of(m, given[k]) for k, m in uploads.means(groups, counts).items()}
         trained = {k: t for role, mean in means.items() for k, t in under(role, mean).items()}
@@ -167,6 +170,16 @@ class FedDrift(FedAvg):
         begun = {k: t for k, t in trained.items() if k.startswith(NEW)}
         common = Bundle({**state.common.weights, **known})
         return replace(state, common=common, own=Bundle({**state.own.weights, **begun}))
+
+    def _starts(self, ctx: ServerContext, uploads: Uploads) -> dict[str, str]:
+        """Return by group of uploads the model that most of them were trained from."""
+        named: dict[str, Counter[str]] = {}
+        for client, upload in uploads.items():
+            best = f"model{upload.scalars['model']:.0f}"
+            for role in roles_in(upload, ctx.run.forms):
+                of_group = named.setdefault(self._group(role, client), Counter())
+                of_group[best if role == NEW else role] += 1
+        return {group: votes.most_common(1)[0][0] for group, votes in named.items()}
 
     def _group(self, role: str, client: int) -> str:
         """Return what names the mean that a client's model is a part of."""
@@ -200,13 +213,13 @@ class FedDrift(FedAvg):
         told = [u.weights for u in uploads.values() if "correct" in u.weights]
         if board.was_here or not told:  # once a step, by what clients found before its first round
             return 0
-        examples = torch.stack([weights["examples"][:-1] for weights in told]).sum(0)
-        correct = torch.stack([weights["correct"] for weights in told]).sum(0)
+        examples = torch.stack([weights["examples"][:-1] for weights in told])[:, None].double()
+        rates = torch.stack([weights["correct"] for weights in told]) / examples
+        holders = (examples > 0).sum(0).flatten().tolist()
         whose = {m for row in board.tables.values() for m in row}  # what clients claim beyond it
-        met = [m for m in board.nets if board.born[m] != ctx.task and int(examples[m])]
-        met = [m for m in met if m in whose]
-        accuracy = (correct / examples)[met][:, met].double().numpy()
-        groups = clusters(accuracy, self.delta)
+        met = [m for m in board.nets if board.born[m] != ctx.task and holders[m] and m in whose]
+        accuracy = rates.nanquantile(0.5, 0)[met][:, met].numpy()  # nan of who has no such data
+        groups = clusters(accuracy, self.delta, [holders[m] for m in met])
         return sum(board.merge([met[place] for place in group]) for group in groups)
 
     # --- client half ---------------------------------------------------------------------------
@@ -318,25 +331,40 @@ class FedDriftEager(FedDrift):
         return 0
 
 
-def clusters(accuracy: np.ndarray, delta: float) -> list[list[int]]:
+def clusters(accuracy: np.ndarray, delta: float, holders: Sequence[int]) -> list[list[int]]:
     """Return groups of models by complete linkage, as places (n,).
 
     The distance of i and j is ``max(L_ij - L_ii, L_ji - L_jj, 0)``: how much less often a model is
-    right on the other's data than on its own.
+    right on the other's data than on its own. Models with ``WITNESSES`` or more are grouped first,
+    by themselves: what one or two clients say of a model of theirs neither joins nor parts those.
 
     Args:
         accuracy: (n, n), of model i on the data of model j.
         delta: the largest distance within a group.
+        holders: how many clients told of their data of each model.
     """
-    from scipy.cluster.hierarchy import fcluster, linkage  # few runs merge
-    from scipy.spatial.distance import squareform
-
-    if len(accuracy) < 2:
-        return []
     worse = accuracy.diagonal()[:, None] - accuracy
     distance = np.maximum(np.maximum(worse, worse.T), 0)
-    found = fcluster(linkage(squareform(distance), "complete"), t=delta, criterion="distance")
-    return [np.flatnonzero(found == group).tolist() for group in sorted(set(found))]
+    groups: list[list[int]] = []
+    for sure in (True, False):
+        groups += [[m] for m, n in enumerate(holders) if (n >= WITNESSES) == sure]
+        groups = _linked(groups, distance, delta)
+    return sorted(groups)
+
+
+def _linked(groups: list[list[int]], distance: np.ndarray, delta: float) -> list[list[int]]:
+    """Return groups of places, of which the nearest two were joined while they are near enough."""
+    while len(groups) > 1:
+        apart = {
+            (i, j): distance[np.ix_(groups[i], groups[j])].max()
+            for i, j in combinations(range(len(groups)), 2)
+        }
+        i, j = min(apart, key=apart.__getitem__)
+        if not apart[i, j] <= delta:
+            break
+        joined = sorted(groups[i] + groups[j])
+        groups = [joined, *(g for place, g in enumerate(groups) if place not in (i, j))]
+    return groups
 
 
 @dataclass
@@ -388,10 +416,14 @@ class Board:
         idle = self.nets.keys() - {row[-1] for row in self.tables.values()}
         if not free and not idle:
             return None
-        place = free[0] if free else min(sorted(idle), key=lambda m: self.used[m])
+        place = free[0] if free else min(sorted(idle), key=self._use)
         self._renamed([place], -1)
         self.nets[place], self.born[place], self.used[place] = weights, self.step, self.now
         return place
+
+    def _use(self, model: int) -> tuple[bool, int]:
+        """Return how much a model is of use: one of several clients more than that of one."""
+        return sum(model in row for row in self.tables.values()) > 1, self.used[model]
 
     def merge(self, group: list[int]) -> int:
         """Make one model of several, by the clients' tasks that each has; return how many went."""

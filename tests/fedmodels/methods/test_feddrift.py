@@ -161,10 +161,11 @@ def test_models_that_fit_alike_merge_by_hand():
 def test_groups_are_those_of_complete_linkage():
     """Distances .05 (0, 1), .08 (1, 2) and .2 (0, 2): single linkage would merge all three."""
     accuracy = np.array([[0.9, 0.85, 0.7], [0.9, 0.9, 0.82], [0.9, 0.9, 0.9]])
-    assert clusters(accuracy, 0.1) == [[0, 1], [2]]
-    assert clusters(accuracy, 0.21) == [[0, 1, 2]]
-    assert clusters(accuracy, 0.04) == [[0], [1], [2]]
-    assert clusters(accuracy[:1, :1], 0.1) == []
+    for holders in ([3] * 3, [1] * 3):
+        assert clusters(accuracy, 0.1, holders) == [[0, 1], [2]]
+        assert clusters(accuracy, 0.21, holders) == [[0, 1, 2]]
+        assert clusters(accuracy, 0.04, holders) == [[0], [1], [2]]
+    assert clusters(accuracy[:1, :1], 0.1, [1]) == [[0]]
 
 
 def test_the_longest_unused_model_makes_room():
@@ -176,6 +177,15 @@ def test_the_longest_unused_model_makes_room():
     after, _ = reduced(experiment, state, 1, {0: result.upload})
     assert slopes(after)["model2"] == pytest.approx(0.119203, abs=1e-6)
     assert rows(after) == {0: [0, 2], 1: [-1, 1, 0]}
+
+
+def test_a_model_of_one_client_makes_room_before_one_of_several():
+    """Model 1 is the longer unused one, and two clients had it; model 2 was client 0's alone."""
+    tables = {0: [2, 0], 1: [1, 0], 2: [1, 0]}
+    state = server_of({0: 1.0, 1: 3.0, 2: 3.0}, tables, used=(5, 3, 4), born=(-1, -1, -1))
+    result = trained(drifting(), state, 0, ([1.0], [0]), ([1.0], [0]), ([1.0], [1]))
+    after, _ = reduced(drifting(), state, 2, {0: result.upload})
+    assert rows(after) == {0: [-1, 0, 2], 1: [1, 0], 2: [1, 0]}
 
 
 def test_a_model_in_use_makes_no_room():
@@ -225,6 +235,23 @@ def test_rules_measure_from_what_a_model_was_trained_from(name):
     assert slopes(reduce(method, ctx, state, uploads)[0]) == pytest.approx(
         {"model0": 1.1192030, "model1": 0.5596015}, abs=1e-6
     )
+
+
+def test_most_clients_say_what_their_new_model_was_trained_from():
+    """A rule measures differences from it: of three, one liar names model 1, far from the others'.
+
+    Honest models move from a = 1 to 1 - s(2) = .1192030, by sqrt(2) .8807970, and differences are
+    shortened to that norm at most: so the mean of three lies within that of model 0.
+    """
+    experiment, bound = drifting("feddrift-eager"), 2**0.5 * 0.8807970
+    rule = rule_of(Reduction(reduce="norm_clipped", clip_norm=bound))
+    state = server_of({0: 1.0, 1: 900.0}, {c: [0] for c in range(3)})
+    sent = trained(experiment, state, 1, ([1.0], [0]), ([1.0], [1])).upload
+    lie = replace(sent, scalars={**sent.scalars, "model": 1.0})
+    method, ctx = method_of(experiment), server_at(experiment, 1)
+    facts = Facts(given=method.broadcast(ctx, state)[0])
+    uploads = Uploads({0: lie, 1: sent, 2: sent}, method.count, "each", rule=rule, facts=facts)
+    assert slopes(reduce(method, ctx, state, uploads)[0])["model2"] == pytest.approx(0.119203, 1e-5)
 
 
 def test_without_room_a_client_stays_with_what_fits_best():
@@ -296,3 +323,59 @@ def test_lies_are_refused(weights, scalars, line):
     check = make("feddrift", models=3).check_upload
     with pytest.raises(PayloadError, match=line):
         check(server_at(experiment, 0), state, Bundle(sent, scalars=told), counts)
+
+
+def counted(right, told=None, n=10, liar=()):
+    """Return ten uploads on task 1: clients 0 to 2 have model 0, 3 to 5 model 1, 6 to 8 model 2.
+
+    Model i is right on ``right[i][j]`` of ten examples of model j. Client 9 has all three, and
+    says that it has ``n`` of each and that model i is right on ``told[i][j]`` of them.
+    """
+    honest, uploads = torch.tensor(right), {}
+    said = {"num_examples": 10.0, "model": 0.0, "drifted": 0.0}
+    for client in range(9):
+        has = torch.arange(3) == client // 3
+        counts = {"examples": torch.tensor([*(10 * has).tolist(), 0]), "correct": honest * has}
+        own = {"model": float(client // 3)}
+        uploads[client] = Bundle(counts, scalars={**said, **own})
+    counts = {"examples": torch.tensor([n, n, n, 0]), "correct": torch.tensor(told or right)}
+    return uploads | {9: Bundle(counts, scalars=said)}
+
+
+def merged_by(uploads):
+    tables = {c: [c // 3] for c in range(9)} | {9: [0]}
+    state = server_of({0: 1.0, 1: -1.0, 2: -3.0}, tables, used=(1, 1, 1), step=0)
+    experiment = drifting()
+    ctx, method = server_at(experiment, 1, tuple(range(10))), method_of(experiment)
+    return reduce(method, ctx, state, as_uploads(method, uploads))[1]["models_merged"]
+
+
+APART = [[9, 2, 2], [2, 9, 2], [2, 2, 9]]
+TWO_ALIKE = [[9, 9, 2], [9, 9, 2], [2, 2, 9]]
+
+
+def test_one_client_of_ten_merges_no_concepts_however_many_examples_it_claims():
+    assert merged_by(counted(APART)) == 0
+    assert merged_by(counted(APART, [[50_000] * 3] * 3, 50_000)) == 0
+
+
+@pytest.mark.parametrize("n", [10, 50_000])
+def test_one_client_of_ten_prevents_no_merge(n):
+    assert merged_by(counted(TWO_ALIKE)) == 1
+    assert merged_by(counted(TWO_ALIKE, [[n, 0, 0], [0, n, 0], [0, 0, n]], n)) == 1
+
+
+def test_a_model_of_one_client_neither_merges_nor_parts_those_of_many():
+    """The last model is one client's, who says that all are right on it, or that it alone is.
+
+    Models 0 and 1 are within .1 of each other, and 2 is apart. By complete linkage over all four,
+    the liar's would join model 0 first, and model 1 would stay alone.
+    """
+    told = np.array([[0.9, 0.85, 0.2, 0.0], [0.85, 0.9, 0.2, 1.0], [0.2, 0.2, 0.9, 1.0]])
+    lie = np.vstack([told, [0.9, 0.2, 0.2, 0.0]])
+    lie[0, 3] = 1.0
+    groups = clusters(lie, 0.1, [3, 4, 3, 1])
+    assert next(g for g in groups if 0 in g)[:2] == [0, 1]
+    alike = lie.copy()
+    alike[:, 3] = alike[3] = 0.9
+    assert [g for g in clusters(alike, 0.1, [3, 3, 3, 1]) if 2 in g and {0, 1} & {*g}] == []
