@@ -15,13 +15,14 @@ the entropy of a new task comes from columns that are fresh. Deviations: docs/me
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize, one_hot
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
@@ -30,6 +31,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, embed
+from fedmodels.numerics.lbfgs import RowsLBFGS
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import mask_of
 from fedmodels.techniques.datafree import freeze
@@ -46,7 +48,11 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
 LAST, BEST, KNOWN, PROXY, GRADS = "last", "best", "known", "proxy", "grads"
-MEMORY, MET = "memory", f"{KNOWN}/met"
+MEMORY, MET, MOVED = "memory", f"{KNOWN}/met", "moved"
+AT_ONCE = 32
+"""Prototypes that the proxy rebuilds at a time."""
+FEWEST = 10
+"""A new task begins if more than one client in so many has met it."""
 Examples = tuple[Tensor, Tensor]
 
 
@@ -129,6 +135,9 @@ class GLFC(FedAvg):
         names = [name for name, _ in encoder(ctx.run).named_parameters()]
         if sent and (sent.keys() ^ set(names) or len({len(t) for t in sent.values()}) > 1):
             raise PayloadError("an upload holds gradients of a part of its prototypes")
+        rows, most = (len(next(iter(sent.values()))) if sent else 0), int((announced.now > 0).sum())
+        if rows > most:
+            raise PayloadError(f"an upload holds {rows} prototypes of {most} announced classes")
 
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:
         nets = {c: without(upload.weights, GRADS) for c, upload in uploads.items()}
@@ -137,13 +146,14 @@ class GLFC(FedAvg):
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         """Choose the old models: the best one since the last transition, and the best before it."""
-        sent = {c: part_of(upload.weights, GRADS) for c, upload in uploads.items()}
-        told = [grads for grads in sent.values() if grads]
-        own, best = dict(state.own.weights), state.own.scalars.get(BEST, 0.0)
-        if told and len((shown := self.rebuilt(ctx, told))[1]):
+        told = self.transitions(ctx, state, uploads)
+        own, marks = dict(state.own.weights), dict(state.own.scalars)
+        best = marks.get(BEST, 0.0)
+        if told and len((shown := self.rebuilt(ctx, told))["y"]):
             moved = under(LAST, part_of(own, BEST))
             masks = {f"{KNOWN}/{LAST}": own[f"{KNOWN}/{BEST}"]} if moved else {}
-            own, best = {**moved, **masks, **under(PROXY, {"x": shown[0], "y": shown[1]})}, 0.0
+            own, best = {**moved, **masks, **under(PROXY, shown)}, 0.0
+        marks |= {f"{MOVED}/{c}": float(ctx.task_of(c)) for c in told}
         metrics = {"task_transitions": len(told) / max(1, len(uploads))}
         if f"{PROXY}/y" in own:
             found = self.accuracy(ctx.run, state.common.weights, part_of(own, PROXY))
@@ -151,43 +161,81 @@ class GLFC(FedAvg):
             if found >= best:
                 own |= {**under(BEST, state.common.weights), f"{KNOWN}/{BEST}": met(state)}
                 best = found
-        return replace(state, own=replace(state.own, weights=own, scalars={BEST: best})), metrics
+        marks[BEST] = best
+        return replace(state, own=replace(state.own, weights=own, scalars=marks)), metrics
+
+    def transitions(
+        self, ctx: ServerContext, state: ServerState, uploads: Uploads
+    ) -> dict[int, Weights]:
+        """Return the gradients of clients that met a new task, if more than a tenth of them did.
+
+        A client meets a task once, whatever it says later.
+        """
+        told = {}
+        for client, upload in uploads.items():
+            before = state.own.scalars.get(f"{MOVED}/{client}", -1.0)
+            if (grads := part_of(upload.weights, GRADS)) and before < ctx.task_of(client):
+                told[client] = grads
+        return told if len(told) * FEWEST > len(uploads) else {}
 
     @torch.no_grad()
     def accuracy(self, run: RunFacts, weights: Weights, shown: Weights) -> float:
-        """Return the share of rebuilt prototypes that a model takes for their class."""
+        """Return the share of rebuilt prototypes that a model takes for their class.
+
+        It is the median over the clients whose prototypes they are.
+        """
         net = freeze(run, weights, "cpu")
-        return float((net(shown["x"]).argmax(1) == shown["y"]).float().mean())
+        right = (net(shown["x"]).argmax(1) == shown["y"]).double()
+        owners = shown.get("of", torch.zeros_like(shown["y"]))  # a state of before has none
+        shares = torch.stack([right[owners == client].mean() for client in owners.unique()])  # type: ignore[no-untyped-call]
+        return float(shares.quantile(0.5))
 
-    @torch.enable_grad()
-    def rebuilt(self, ctx: ServerContext, told: Sequence[Weights]) -> Examples:
-        """Return images and labels of the prototypes whose gradients clients sent."""
-        gamma, draw, found = encoder(ctx.run), ctx.generator(), list[tuple[Tensor, int]]()
-        names = [name for name, _ in gamma.named_parameters()]
-        one_by_one = [[grads[name][i] for name in names] for grads in told for i in _rows(grads)]
-        for number, wanted in enumerate(one_by_one):
-            label = int(wanted[-2].sum(1).argmin())  # the row of the right class alone is negative
-            x = torch.randn(1, *ctx.run.problem.input_shape, generator=draw).requires_grad_()
-            steps = torch.optim.LBFGS([x], lr=0.1)
+    def rebuilt(self, ctx: ServerContext, told: Mapping[int, Weights]) -> Weights:
+        """Return images, labels and owners of the prototypes whose gradients clients sent.
+
+        A client has one prototype of each class.
+        """
+        draw, problem = ctx.generator(), ctx.run.problem
+        names = [name for name, _ in encoder(ctx.run).named_parameters()]
+        listed = [(c, i) for c, grads in told.items() for i in _rows_by_class(grads, names)]
+        owners = torch.tensor([client for client, _ in listed], dtype=torch.int64)
+        wanted = {n: torch.stack([told[c][n][i] for c, i in listed]) for n in names}
+        y, first = _classes_of(wanted, names), (1, *problem.input_shape)
+        x = torch.cat([torch.randn(first, generator=draw) for _ in listed])
+        found: list[tuple[Tensor, Tensor]] = []
+        for number, rows in enumerate(torch.split(torch.arange(len(y)), AT_ONCE), 1):
+            part = {name: tensor[rows] for name, tensor in wanted.items()}
             loss = math.nan
+            for images, gap in self._rebuilding(ctx.run, x[rows], y[rows], part):
+                loss = gap
+                sound = images.flatten(1).isfinite().all(1)
+                found.append((images[sound], rows[sound]))
+            ctx.tell("prototypes", number, -(-len(y) // AT_ONCE), loss)
+        which = torch.cat([rows for _, rows in found])
+        return {"x": torch.cat([x for x, _ in found]), "y": y[which], "of": owners[which]}
 
-            def apart(x: Tensor = x, label: int = label, wanted: list[Tensor] = wanted) -> Tensor:
-                x.grad = None
-                mine = gradients(gamma, x, label, create_graph=True)
-                gap = torch.stack(
-                    [((a - b) ** 2).sum() for a, b in zip(mine, wanted, strict=True)]
-                ).sum()
-                (x.grad,) = torch.autograd.grad(gap, [x])
-                return gap.detach()
+    def _rebuilding(
+        self, run: RunFacts, x: Tensor, y: Tensor, wanted: Weights
+    ) -> Iterator[tuple[Tensor, float]]:
+        """Yield all images after each of the last iterations, and the largest gap before it."""
+        gamma = encoder(run)
+        weights = {name: p.detach() for name, p in gamma.named_parameters()}
 
-            for step in range(self.rebuild_steps):
-                loss = float(steps.step(apart))  # type: ignore[no-untyped-call]
-                if step >= self.rebuild_steps - self.images and bool(torch.isfinite(x).all()):
-                    found.append((x.detach().clone(), label))
-            ctx.tell("prototypes", number + 1, len(one_by_one), loss)
-        shape = (0, *ctx.run.problem.input_shape)
-        images = torch.cat([torch.zeros(shape), *(x for x, _ in found)])
-        return images, torch.tensor([label for _, label in found], dtype=torch.int64)
+        def gap(flat: Tensor, label: Tensor, theirs: Weights) -> Tensor:
+            def loss(own: dict[str, Tensor]) -> Tensor:
+                logits = functional_call(gamma, own, (flat.view(1, *x.shape[1:]),))
+                return cross_entropy(logits, label[None])
+
+            mine = grad(loss)(weights)
+            return torch.stack([(mine[n] - theirs[n]).square().sum() for n in weights]).sum()
+
+        each = vmap(grad_and_value(gap))
+        steps, moves = RowsLBFGS(x.flatten(1).clone(), lr=0.1), True
+        for step in range(self.rebuild_steps):
+            if moves:
+                gaps, moves = steps.step(lambda flat: each(flat, y, wanted))
+            if step >= self.rebuild_steps - self.images:
+                yield steps.x.view_as(x).clone(), float(gaps.max())
 
     # --- client half -----------------------------------------------------------------------------
 
@@ -367,8 +415,17 @@ def gradients(
     return torch.autograd.grad(loss, [*gamma.parameters()], create_graph=create_graph)
 
 
-def _rows(grads: Weights) -> range:
-    return range(len(next(iter(grads.values()))))
+def _classes_of(grads: Weights, names: Sequence[str]) -> Tensor:
+    """Return the classes (n,) of gradients: only the row of the right class is negative."""
+    return grads[names[-2]].sum(2).argmin(1)
+
+
+def _rows_by_class(grads: Weights, names: Sequence[str]) -> list[int]:
+    """Return the rows of a client's gradients that are the first of their class."""
+    first: dict[int, int] = {}
+    for row, label in enumerate(_classes_of(grads, names).tolist()):
+        first.setdefault(label, row)
+    return [*first.values()]
 
 
 def _taken(earlier: Mapping[int, Examples], memory: Tensor, none: Examples) -> Examples:

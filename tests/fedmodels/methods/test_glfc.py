@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+import fedmodels.methods.glfc as glfc_module
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
 from fedmodels.methods.glfc import Work, compensation, encoder, entropy, gradients, herded
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.roles import under
 from fedmodels.training.contexts import START, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
@@ -168,8 +170,9 @@ def test_the_proxy_reads_the_class_from_a_gradient_and_rebuilds_the_image():
     sent = {n: g.detach()[None] for n, g in zip(names, gradients(gamma, x, 2), strict=True)}
     ctx = ServerContext(run, START, (0,))
     method = make("glfc", rebuild_steps=40, images=1)
-    images, labels = method.rebuilt(ctx, [sent])
-    assert labels.tolist() == [2]
+    shown = method.rebuilt(ctx, {7: sent})
+    images = shown["x"]
+    assert (shown["y"].tolist(), shown["of"].tolist()) == ([2], [7])
     drawn = torch.randn(1, 1, 8, 8, generator=ctx.generator())
     assert float((images - x).norm()) < 0.5 * float((drawn - x).norm())
 
@@ -194,7 +197,8 @@ def test_the_best_model_becomes_the_last_one_when_a_new_task_is_met(monkeypatch)
     for round, label in enumerate([0, None, None, 1, None]):
         key = next(iter(weights))
         sent = {**weights, key: torch.full_like(weights[key], float(round))}
-        ctx = ServerContext(run, START, (0, 1), labels={0: (0,), 1: (0,)})
+        at = replace(START, task=round // 3)
+        ctx = ServerContext(run, at, (0, 1), labels={0: (0,), 1: (0,)})
         uploads = as_uploads(method, {c: uploaded(run, sent, label) for c in (0, 1)})
         state, metrics = reduce(method, ctx, state, uploads)
         assert metrics["task_transitions"] == (label is not None)
@@ -209,6 +213,83 @@ def test_the_best_model_becomes_the_last_one_when_a_new_task_is_met(monkeypatch)
     assert not any(k.startswith(("last", "best", "proxy")) for k in common.weights)
     assert method.broadcast(replace(ctx, scores=True), state)[1] == {}
     assert not any(key.startswith("proxy") for key in parts[0].weights)
+
+
+def reduced_by(state, labels, task=0):
+    """Return state and metrics after a round of so many clients, of which some send a class."""
+    run, method = run_of(), make("glfc", **FEW)
+    state = state or method.init_server(run)
+    ctx = ServerContext(run, replace(START, task=task), range(len(labels)))
+    sent = {c: uploaded(run, state.common.weights, label) for c, label in enumerate(labels)}
+    return reduce(method, ctx, state, as_uploads(method, sent))
+
+
+def test_one_client_of_ten_begins_no_task():
+    """The server does no work for it, and no old model moves; two of ten begin one."""
+    state, metrics = reduced_by(None, [0] + [None] * 9)
+    assert metrics == {"task_transitions": 0}
+    assert not any(key.startswith("proxy") for key in state.own.weights)
+    state, metrics = reduced_by(None, [0, 1] + [None] * 8)
+    assert metrics["task_transitions"] == 0.2
+    assert state.own.weights["proxy/of"].tolist() == [0, 1]
+
+
+def test_a_client_begins_a_task_once():
+    state, _ = reduced_by(None, [0, 1])
+    shown = state.own.weights["proxy/x"]
+    state, metrics = reduced_by(state, [2, None])
+    assert metrics["task_transitions"] == 0
+    assert state.own.weights["proxy/x"] is shown
+    assert reduced_by(state, [2, None], task=1)[1]["task_transitions"] == 0.5
+
+
+def test_a_client_has_one_prototype_of_each_class_and_no_more_than_it_announced():
+    """Gradients of one class three times are rebuilt once: work and voice of a liar are bounded."""
+    run, method = run_of(), make("glfc", **FEW)
+    one = uploaded(run, {}, 1).weights
+    grads = {k.removeprefix("grads/"): torch.cat([t] * 3) for k, t in one.items()}
+    ctx = ServerContext(run, START, (0,))
+    assert method.rebuilt(ctx, {0: grads})["y"].tolist() == [1]
+    state = method.init_server(run)
+    sent = replace(uploaded(run, state.common.weights), weights={**state.common.weights,
+                   **under("grads", grads)})  # fmt: skip
+    counts = torch.tensor([5, 5, 0])
+    with pytest.raises(PayloadError, match="holds 3 prototypes of 2 announced classes"):
+        method.check_upload(ctx, state, sent, DeclaredCounts(0, counts, counts, counts))
+
+
+def test_the_accuracy_is_the_median_over_clients():
+    """Client 0's twenty images are all wrong, and of the other two clients' one each is right."""
+    run, method = run_of(), make("glfc", **FEW)
+    weights = method.init_server(run).common.weights
+    x = torch.randn(22, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    net = run.make_net()
+    net.load_state_dict({k.replace("/", ".", 1): t for k, t in weights.items()})
+    y = net.eval()(x).argmax(1)
+    y[:20] = (y[:20] + 1) % 3
+    shown = {"x": x, "y": y, "of": torch.tensor([0] * 20 + [1, 2])}
+    assert method.accuracy(run, weights, shown) == 1.0
+    assert method.accuracy(run, weights, {"x": x, "y": y}) == pytest.approx(2 / 22)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_proxy_rebuilds_many_prototypes_by_as_many_closures_as_one(monkeypatch):
+    """Twelve prototypes of four clients take 20 closures for each iteration, as one does."""
+    calls = []
+    plain = glfc_module.RowsLBFGS.step
+
+    def step(self, evaluate):
+        return plain(self, lambda x: (calls.append(len(x)), evaluate(x))[1])
+
+    monkeypatch.setattr(glfc_module.RowsLBFGS, "step", step)
+    run, method = run_of(), make("glfc", **FEW)
+    told = {}
+    for client in range(4):
+        each = [uploaded(run, {}, label).weights for label in range(3)]
+        told[client] = {k.removeprefix("grads/"): torch.cat([w[k] for w in each]) for k in each[0]}
+    shown = method.rebuilt(ServerContext(run, START, range(4)), told)
+    assert shown["y"].tolist() == [0, 1, 2] * 4
+    assert calls == [12] * 2 * 20
 
 
 def test_the_client_takes_the_best_model_at_a_transition_and_else_the_last():
@@ -242,8 +323,6 @@ def test_an_upload_with_a_part_of_its_gradients_is_refused():
 
 
 def _announced():
-    from fedmodels.tensors.declared_counts import DeclaredCounts
-
     counts = torch.tensor([5, 5, 5])
     return DeclaredCounts(0, counts, counts, counts)
 
