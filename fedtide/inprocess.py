@@ -23,7 +23,7 @@ from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.devices import device_of
-from fedmodels.errors import ClientFailed, OrderDeclined, PayloadError
+from fedmodels.errors import ClientFailed, PayloadError
 from fedmodels.position import NONE_YET, Interaction
 from fedmodels.resolution import experiment_of
 from fedmodels.run_classes import RunClasses
@@ -31,6 +31,7 @@ from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.packed_weights import lease
 from fedmodels.training.fault import name_faults
 from fedpb.codec import Receiver, encode, merged, read_chunk
+from fedpb.failures import failed_by
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import config_text, publish_lineage, set_aside, write_facts
@@ -249,8 +250,8 @@ class InProcessCohort:
             results = {result.order.client_id: result for result in done}
             for client, one in given.items():
                 down, result = one.payload.num_bytes(), results[one.order.client_id]
-                if result.failure.startswith(OrderDeclined.SAID):
-                    declined[client] = result.failure
+                if result.reason == rpc.FAILURE_REASON_DECLINED:
+                    declined[client] = failed_by(result.reason, result.failure)
                     continue
                 try:
                     found[client] = self._answer(trip, client, result, down)
@@ -278,8 +279,8 @@ class InProcessCohort:
 
     def _answer(self, trip: Trip, client: ClientId, done: Result, down: int) -> Answer:
         """Take a client's result; raise ClientFailed if there is none."""
-        if done.failure:
-            raise ClientFailed(client, done.order.round, "order", done.failure)
+        if failed := failed_by(done.reason, done.failure):
+            raise ClientFailed(client, done.order.round, "order", failed)
         self.after(done)
         sent = transported(done.upload, trip.form.spec)
         try:

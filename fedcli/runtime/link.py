@@ -473,6 +473,7 @@ def push_header(member: Membership, result: Result) -> rpc.PushHeader:
         trip=order.trip,
         report=result.report,
         failure=result.failure,
+        reason=result.reason,
     )
     header.bundle.CopyFrom(header_of(result.upload))
     return header

@@ -15,17 +15,33 @@ import torch
 from torch import Tensor
 
 from fedcli.runtime.client_part import Client, Scored
-from fedmodels.errors import ArchiveError, ConfigError, FedtideError, OrderDeclined
+from fedmodels.errors import (
+    ArchiveError,
+    ConfigError,
+    DataError,
+    FedtideError,
+    OrderDeclined,
+    PayloadError,
+    TrainingFailed,
+)
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.printable import event_of, without_places
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of
 from fedmodels.training.scoring import score
+from fedpb.failures import UNTOLD
 from fedpb.v1 import coordinator_pb2 as rpc
 
-UNTOLD = "it could not do the order; its own log says why"
-"""What is told of a failure where noise hides a client: the error's text may tell of its data."""
+REASONS: tuple[tuple[type[Exception], rpc.FailureReason], ...] = (
+    (OrderDeclined, rpc.FAILURE_REASON_DECLINED),
+    (PayloadError, rpc.FAILURE_REASON_REFUSED),
+    (DataError, rpc.FAILURE_REASON_STORAGE),
+    (ArchiveError, rpc.FAILURE_REASON_STORAGE),
+    (ConfigError, rpc.FAILURE_REASON_CONFIG),
+    (TrainingFailed, rpc.FAILURE_REASON_TRAINING),
+)
+"""What kind of failure an error is; any other one is of no kind."""
 log = logging.getLogger(__name__)
 
 
@@ -64,13 +80,13 @@ def tell_scored(order: rpc.Order, report: rpc.Report) -> None:
     tell("scored", order.client_id, line, order, task=order.task, accuracies=found)
 
 
-def told_of(client: Client, order: rpc.Order, error: Exception) -> str:
-    """Log why a client could not do an order; return it as it leaves: without paths."""
+def told_of(client: Client, order: rpc.Order, error: Exception) -> tuple[str, rpc.FailureReason]:
+    """Log why a client could not do an order; return it in words without paths, and its kind."""
     place = f"client {client.client}, interaction {order.interaction + 1}"
     is_untold = client.hides
     if isinstance(error, OrderDeclined):
         log.warning("client %s trains no more: %s", client.client, error)
-        is_untold, why = False, f"{error.SAID}{error}"
+        is_untold, why = False, str(error)
     elif isinstance(error, FedtideError):
         log.error("%s: %s", place, error)
         is_untold, why = is_untold and not isinstance(error, ConfigError | ArchiveError), str(error)
@@ -78,7 +94,9 @@ def told_of(client: Client, order: rpc.Order, error: Exception) -> str:
         log.exception("%s", place)
         why = fault_in(client.method, error) or line_of(error)
     places = client.data.directory.parent, client.states.path.parent
-    return UNTOLD if is_untold else without_places(why, places)
+    kinds = (kind for of, kind in REASONS if isinstance(error, of))
+    reason = next(kinds, rpc.FAILURE_REASON_UNSPECIFIED)
+    return (UNTOLD if is_untold else without_places(why, places)), reason
 
 
 def accuracies(report: rpc.Report) -> dict[str, float]:

@@ -67,6 +67,9 @@ class Result:
     upload: Bundle
     report: rpc.Report
     failure: str = ""
+    """Why it could not be done, in words."""
+    reason: rpc.FailureReason = rpc.FAILURE_REASON_UNSPECIFIED
+    """What kind of failure it is."""
 
 
 @dataclass
@@ -110,7 +113,7 @@ class Worker(Client):
         self.progress = Progress()  # it is no longer at work
         if isinstance(error, Abandoned):
             return None
-        return Result(order, Bundle(), rpc.Report(), told_of(self, order, error))
+        return Result(order, Bundle(), rpc.Report(), *told_of(self, order, error))
 
     def woken(self) -> None:
         """Make ready for an order."""

@@ -52,12 +52,18 @@ def record_of(step: Step, results: Answers, found: Reduced) -> Record:
         "cohort": sorted(clients),
         "metrics": _finite({"loss": _mean_loss(reports), **found.metrics}),
         "bytes": _traffic_of(results, clients),
-        "seconds": {"train": max((r.seconds for r in reports.values()), default=0.0)},
+        "seconds": {
+            "train": max(
+                (r.seconds for r in reports.values() if "seconds" not in r.withheld), default=0.0
+            )
+        },
         "clients": {str(c): _told_in(r) for c, r in reports.items()},
     }
     for number, share in found.shares.items():
         if (known := record["clients"].get(str(number))) is not None and math.isfinite(share):
             known[SHARE] = share
+    if kept := {str(c): sorted(r.withheld) for c, r in reports.items() if r.withheld}:
+        record["withheld"] = kept
     if results.failed:
         record["failed"] = {str(c): why for c, why in results.failed.items()}
     if found.series:
@@ -70,7 +76,9 @@ def _mean_loss(reports: Mapping[int, rpc.Report]) -> float:
     trained = [
         (r.num_examples - r.skipped_examples, r.loss)
         for r in reports.values()
-        if r.num_examples > r.skipped_examples and math.isfinite(r.loss)
+        if r.num_examples > r.skipped_examples
+        and math.isfinite(r.loss)
+        and "loss" not in r.withheld
     ]
     examples = sum(n for n, _ in trained)
     return sum(n * mean for n, mean in trained) / examples if examples else math.nan
@@ -79,16 +87,15 @@ def _mean_loss(reports: Mapping[int, rpc.Report]) -> float:
 def _told_in(report: rpc.Report) -> dict[str, float]:
     """Return what a client's row holds of its report."""
     skipped = report.skipped_examples
-    return _finite(
-        {
-            "loss": report.loss,
-            "seconds": report.seconds,
-            "num_examples": report.num_examples,
-            **({"skipped_examples": skipped} if skipped else {}),
-            "peak_rss_bytes": report.peak_rss_bytes,
-            **dict(sorted(report.extra.items())),
-        }
-    )
+    told = {
+        "loss": report.loss,
+        "seconds": report.seconds,
+        "num_examples": report.num_examples,
+        **({"skipped_examples": skipped} if skipped else {}),
+        "peak_rss_bytes": report.peak_rss_bytes,
+        **dict(sorted(report.extra.items())),
+    }
+    return _finite({key: value for key, value in told.items() if key not in report.withheld})
 
 
 def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:

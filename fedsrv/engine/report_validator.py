@@ -54,9 +54,12 @@ REPORTED = frozenset(
         "probabilities",
         "figures",
         "refused_model",
+        "withheld",
     ]
 )
 """Fields of a report on an order of the kernel's; an order of a part's own has others."""
+WITHHELD = ("loss", "seconds", "peak_rss_bytes", "extra", "counts")
+"""Fields of a report that a client's site may keep to itself, and say so."""
 MAX_SECONDS = 1e8
 MAX_LOSS = 3.5e38
 """Limit of the loss of one example: the largest float32."""
@@ -116,6 +119,11 @@ class ReportValidator:
         for field, _ in report.ListFields():
             if field.name not in REPORTED:
                 raise PayloadError(f"the report holds {field.name}, which nobody asked for")
+        for name in report.withheld:
+            if name not in WITHHELD or list(report.withheld).count(name) > 1:
+                raise PayloadError(f"the report says that it keeps {name[:50]!r} to itself")
+            if name in (field.name for field, _ in report.ListFields()):
+                raise PayloadError(f"the report has {name} and says that it keeps it to itself")
         self._check_numbers(client, order, report)
         is_last = order.kind == rpc.ORDER_KIND_FINISH and client != EVALUATOR
         if not re.fullmatch(r"[0-9a-f]{64}" if is_last else "", report.state_sha256):

@@ -91,8 +91,19 @@ def summarise(
         },
         "state_sha256": state_sha256,
         **({"skipped_examples": skipped} if skipped else {}),
+        **({"withheld": withheld} if (withheld := _withheld(records)) else {}),
         **({"figures_missing": missing} if missing else {}),
     }
+
+
+def _withheld(records: Sequence[Record]) -> dict[str, int]:
+    """Return what sites kept to themselves: by name, of how many clients."""
+    found: dict[str, set[str]] = {}
+    for record in records:
+        for client, names in record.get("withheld", {}).items():
+            for name in names:
+                found.setdefault(name, set()).add(client)
+    return {name: len(found[name]) for name in sorted(found)}
 
 
 @contextmanager

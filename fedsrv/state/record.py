@@ -67,6 +67,8 @@ class Record(TypedDict):
     clients: dict[str, ClientRow]
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
+    withheld: NotRequired[dict[str, list[str]]]
+    """What sites keep to themselves, by client: names of fields of its row, which has none."""
     confusions: NotRequired[dict[str, list[list[int]]]]
     """Of the last interaction: clients' own test examples by true class (K rows) and predicted
     class (K columns), by the view that was scored."""

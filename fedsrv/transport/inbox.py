@@ -8,6 +8,7 @@ from typing import Any
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
+from fedpb.failures import failed_by
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.intake import Push
@@ -62,8 +63,9 @@ class Inbox:
         return rpc.PushResponse(repeated_upload=trip is None)
 
     def _receive(self, clients: Sequence[ClientId], trip: OpenTrip, push: Push) -> None:
-        if push.header.failure and not push.header.members:
-            return self._ends(clients[0], trip, push, printable(push.header.failure))
+        failed = failed_by(push.header.reason, push.header.failure)
+        if failed and not push.header.members:
+            return self._ends(clients[0], trip, push, printable(failed))
         try:
             arrived = trip.intake.read(clients, push, self.cohort.spool.allocate)
         except PayloadError as error:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from fedmodels.tensors.bundle import ClientId
+from fedpb.failures import failed_by
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity.guard import Guard
 from fedsrv.state.audit import Audit
@@ -69,7 +70,8 @@ class Journal:
         self.tell(
             "sent", context, None if whose else clients[0], **whose,
             interaction=header.interaction, kind=rpc.OrderKind.Name(header.kind)[11:].lower(),
-            bytes=wire, sha256=sha256, failure=header.failure, summed=header.summed,
+            bytes=wire, sha256=sha256, summed=header.summed,
+            failure=failed_by(header.reason, header.failure),
         )  # fmt: skip
 
     def write(self) -> None:

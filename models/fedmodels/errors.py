@@ -104,7 +104,7 @@ class OrderDeclined(FedtideError):
     """A client does not do what an order says: a limit of privacy, of its own or the run's."""
 
     SAID = "declined: "
-    """How the reason begins that the client gives the coordinator."""
+    """How the reason begins in records; what a client says of its kind decides it."""
 
 
 class TrainingFailed(FedtideError):

@@ -20,6 +20,15 @@ class OrderKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ORDER_KIND_SHARE: _ClassVar[OrderKind]
     ORDER_KIND_UNMASK: _ClassVar[OrderKind]
     ORDER_KIND_AGREE: _ClassVar[OrderKind]
+
+class FailureReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_REASON_UNSPECIFIED: _ClassVar[FailureReason]
+    FAILURE_REASON_DECLINED: _ClassVar[FailureReason]
+    FAILURE_REASON_REFUSED: _ClassVar[FailureReason]
+    FAILURE_REASON_STORAGE: _ClassVar[FailureReason]
+    FAILURE_REASON_CONFIG: _ClassVar[FailureReason]
+    FAILURE_REASON_TRAINING: _ClassVar[FailureReason]
 ORDER_KIND_UNSPECIFIED: OrderKind
 ORDER_KIND_TRAIN: OrderKind
 ORDER_KIND_EVALUATE: OrderKind
@@ -28,6 +37,12 @@ ORDER_KIND_ADVERTISE: OrderKind
 ORDER_KIND_SHARE: OrderKind
 ORDER_KIND_UNMASK: OrderKind
 ORDER_KIND_AGREE: OrderKind
+FAILURE_REASON_UNSPECIFIED: FailureReason
+FAILURE_REASON_DECLINED: FailureReason
+FAILURE_REASON_REFUSED: FailureReason
+FAILURE_REASON_STORAGE: FailureReason
+FAILURE_REASON_CONFIG: FailureReason
+FAILURE_REASON_TRAINING: FailureReason
 
 class PrepareRequest(_message.Message):
     __slots__ = ("client_id", "protocol", "has_cut")
@@ -351,7 +366,7 @@ class Figures(_message.Message):
     def __init__(self, view: _Optional[str] = ..., test_set: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities", "secure_sum", "refused_model", "figures")
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities", "secure_sum", "refused_model", "figures", "withheld")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -373,6 +388,7 @@ class Report(_message.Message):
     SECURE_SUM_FIELD_NUMBER: _ClassVar[int]
     REFUSED_MODEL_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_FIELD_NUMBER: _ClassVar[int]
     loss: float
     seconds: float
     num_examples: int
@@ -387,7 +403,8 @@ class Report(_message.Message):
     secure_sum: SecureAnswer
     refused_model: RefusedModel
     figures: _containers.RepeatedCompositeFieldContainer[Figures]
-    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ..., refused_model: _Optional[_Union[RefusedModel, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[Figures, _Mapping]]] = ...) -> None: ...
+    withheld: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ..., refused_model: _Optional[_Union[RefusedModel, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[Figures, _Mapping]]] = ..., withheld: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RefusedModel(_message.Message):
     __slots__ = ("round", "accuracy", "live")
@@ -438,7 +455,7 @@ class OpenedShare(_message.Message):
     def __init__(self, client: _Optional[int] = ..., pair: _Optional[bytes] = ..., own: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance")
+    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance", "reason")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -450,6 +467,7 @@ class PushHeader(_message.Message):
     SUMMED_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     kind: OrderKind
@@ -461,7 +479,8 @@ class PushHeader(_message.Message):
     summed: bool
     members: _containers.RepeatedCompositeFieldContainer[Member]
     distance: Distance
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ...) -> None: ...
+    reason: FailureReason
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ..., reason: _Optional[_Union[FailureReason, str]] = ...) -> None: ...
 
 class Distance(_message.Message):
     __slots__ = ("weights", "statistics")

@@ -102,7 +102,8 @@ place:
   Missed.events TensorHeader.name TensorHeader.dtype TensorHeader.offset
   PrototypeSet.level GeneratorUpdate.key GeneratorUpdate.version Frame.offset Resumed.task
 answer:
-  PushHeader.failure Outcome.line Event.unix_time Committed.failed Committed.seconds
+  PushHeader.failure PushHeader.reason Report.withheld
+  Outcome.line Event.unix_time Committed.failed Committed.seconds
   Failed.reason WaitingFor.line WaitingFor.clients WaitingFor.seconds RolledBack.reason
   Ended.reason Gone.line Gone.clients Back.line Back.clients Present.clients Resting.clients
 words:
@@ -156,6 +157,7 @@ config:
   event.forecast.*
   summary.figures_missing.* record.definitions summary.definitions
 answer:
+  record.withheld.* summary.withheld.*
   record.failed.* record.seconds.server record.seconds.wall summary.seconds.* event.failed.*
   event.commit.failed event.commit.failed.* event.commit.seconds event.waiting.* event.ended.*
   event.unix_time audit.failure
