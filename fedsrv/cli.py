@@ -150,7 +150,7 @@ def serve(
     telling.end()
     if not events:  # a launcher shows the run itself
         _show(out, with_table=not (quiet or as_json))
-    logging.getLogger("fedsrv").info("finished: %s", summary["state_sha256"])
+    logging.getLogger("fedsrv").info("state digest: %s", summary["state_sha256"])
 
 
 def _serve_queue(context: typer.Context, queue: Path) -> NoReturn:

@@ -140,6 +140,8 @@ class RunStatus:
     privacy: dict[str, float] = field(default_factory=dict)
     """What was spent of the clients' privacy, where noise hides them."""
     finished: bool = False
+    digest: str = ""
+    """Of a finished run's final state: equal where two runs end with the same bytes."""
     knows_clients: bool = True
     """Whether the run itself tells who is there: its directory does not."""
     head: str = ""
@@ -170,6 +172,7 @@ class RunStatus:
         rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
         found.metrics = next((dict(one) for one in reversed(rows) if one), {})
         found.loss = number(found.metrics.get("loss"))
+        found.digest = str(record.summary.get("state_sha256") or "")
         if not found.finished:
             found.waiting = _who_works(run)
         return found
@@ -217,6 +220,7 @@ class RunStatus:
         elif event.kind in ("scores", "finished"):
             self.metrics = dict(facts.get("metrics") or {})
             self.finished = event.kind == "finished"
+            self.digest = str(facts.get("state_sha256") or "")
 
     def _note_presence(self, event: Event) -> None:
         """Note who came, went, or is there."""
@@ -293,6 +297,7 @@ class RunStatus:
             "notes": self.dated_notes(),
             "head": self.head,
             "finished": self.finished,
+            "state_sha256": self.digest,
             "seconds_left": self.seconds_left,
             "present": self.present,
             "gone": self.gone,
@@ -328,6 +333,7 @@ class RunStatus:
         found += [f"resting: {self.resting}"] if self.resting else []
         found += [f"server: {self.work}"] if self.work else []
         found += [f"history: {self.head}"] if self.head else []
+        found += [f"state digest: {self.digest}"] if self.digest else []
         found += [f"note: {line}" for line in self.dated_notes()]
         failed = {name: c.failures for name, c in self.clients.items() if c.failures}
         found += [f"failures of client {c}: {n}" for c, n in sorted(failed.items())]

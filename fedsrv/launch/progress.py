@@ -84,6 +84,7 @@ class PlainLines:
         """Show a finished run's table."""
         if self.level <= logging.INFO:
             self.console.print(final_table(record))
+            self.say(f"state digest: {record.summary.get('state_sha256')}")
 
     def say_page(self, page: Path) -> None:
         """Say where the page of a finished run is."""

@@ -121,6 +121,7 @@ def test_a_run_from_beginning_to_end(launch, whole_run, partition, tmp_path):
     assert "client 1, round 2: scored after_local" in said or "scored global" in said
     assert "client 2 joined" in (run.out / "logs" / "server.log").read_text()
     assert "(a_glo) %" in output
+    assert f"state digest: {summary_of(run.out)['state_sha256']}\n" in output
     files = {p.name for p in run.out.iterdir()}
     expected = {"config.toml", "env.json", "run.db", "rounds.jsonl", "summary.json"}
     assert expected | {"report.html", "server", "clients", "logs", "data"} <= files

@@ -124,7 +124,9 @@ def test_status_of_a_directory_says_what_is_committed(tmp_path, monkeypatch, cap
     handle = lock(tmp_path)
     assert typed(monkeypatch, capsys, "status", tmp_path)[1] == ["state: going on", *said]
     os.close(handle)
-    (tmp_path / "summary.json").write_text('{"metrics": {"loss": 1.0, "a_glo": 0.75}}')
+    end = {"metrics": {"loss": 1.0, "a_glo": 0.75}, "state_sha256": "ab12"}
+    (tmp_path / "summary.json").write_text(json.dumps(end))
+    assert "state digest: ab12" in typed(monkeypatch, capsys, "status", tmp_path)[1]
     _, out, _ = typed(monkeypatch, capsys, "status", tmp_path, "--json")
     found = json.loads(out[0])
     assert (found["finished"], found["interactions"], found["metrics"]["a_glo"]) == (True, 2, 0.75)
