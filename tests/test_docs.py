@@ -184,8 +184,9 @@ def test_the_table_lists_every_method_once():
 
 def test_pages_count_the_methods():
     count = len(listed())
-    assert f"and Ditto: {count} in all" in (ROOT / "README.md").read_text()
-    assert f"| methods | {count}, " in (ROOT / "docs" / "comparison.md").read_text()
+    for page in (ROOT / "README.md", ROOT / "docs" / "comparison.md"):
+        assert f"| Methods included | {count}, personal and continual |" in page.read_text()
+    assert f"methods (it includes {count})" in (ROOT / "README.md").read_text()
 
 
 @pytest.mark.parametrize("name", names())
