@@ -29,7 +29,7 @@ from fedsrv.engine.cohort import Allocate, Answer, Answers, Trip
 from fedsrv.engine.reduction import without_weights
 from fedsrv.relay.relayed_sums import RelayedSum, RelayedSums
 from fedsrv.transport.intake import Intake, Push
-from fedsrv.transport.refusals import Superseded
+from fedsrv.transport.refusals import Superseded, WrongRun
 
 LEFT_OUT_S = 15.0
 """Time in which a client that a sum left out must come whole: it brings its upload again where the
@@ -152,10 +152,20 @@ class GroupedIntake(Intake):
         """Let sums come as well."""
 
     def read(self, clients: Sequence[ClientId], push: Push, allocate: Allocate) -> Any:
-        """Receive an upload, all but the weights of one, or a sum; in the thread of the Push."""
+        """Receive an upload, all but the weights of one, or a sum; in the thread of the Push.
+
+        Raises:
+            WrongRun: the relay does not say to which issue of the orders it belongs.
+        """
+        promises = push.header.summed and clients[0] in self.groups
+        if (promises or push.header.members) and not push.header.issue:
+            raise WrongRun(
+                "the relay is of another release: install one release of fedtide at the "
+                "coordinator and at its relays"
+            )
         if push.header.members:
             return self._read_sum(clients, push, allocate)
-        if push.header.summed and clients[0] in self.groups:
+        if promises:
             return self._read_promise(clients[0], push, allocate)
         return super().read(clients, push, allocate)
 

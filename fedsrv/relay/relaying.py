@@ -183,11 +183,14 @@ class Relaying:
         clients = sorted(c for c in group.results if isinstance(c, int))
         if not clients:
             return
-        header = rpc.PushHeader(kind=order.kind, interaction=order.interaction, trip=order.trip)
-        for client, token in self.below.tokens(clients).items():
-            header.members.add(client_id=str(client), token=token, cosine=cosines.get(client))
+        header = rpc.PushHeader(
+            kind=order.kind, interaction=order.interaction, trip=order.trip, issue=order.issue
+        )
+        for client in clients:
+            token, cosine = group.tokens[client], cosines.get(client)
+            header.members.add(client_id=str(client), token=token, cosine=cosine)
         wait_s = PAUSE_S
-        while self._ended is None and self.trips.group is group:
+        while self._is_wanted(group):
             try:
                 self.uplink.push(header, Bundle(weights=sums or {}))
                 return
@@ -204,6 +207,15 @@ class Relaying:
             with self.trips.changed:
                 self.trips.changed.wait(wait_s)
             wait_s = min(2 * wait_s, MAX_WAIT_S)
+
+    def _is_wanted(self, group: ClientGroup) -> bool:
+        """Tell whether a group's sum is still due here.
+
+        Its orders may be issued anew while the sum is on its way: the coordinator above tells by
+        the issue in the header that it is one of before.
+        """
+        with self.trips.changed:
+            return self._ended is None and self.trips.group is group
 
     def _forget(self) -> None:
         """Have all clients join again: orders that they had come once more."""

@@ -53,6 +53,8 @@ class ClientGroup:
     """Clients that are not in the sum, whatever happened to them."""
     on_their_way: set[ClientId] = field(default_factory=set)
     """Clients whose results are just being told to the coordinator above."""
+    tokens: Mapping[int, bytes] = field(default_factory=dict)
+    """Of its clients' sessions, once the sum is settled: those of clients that died since too."""
     is_closed: bool = False
     """Whether the sum is settled; results that come later go up whole."""
 
@@ -309,7 +311,7 @@ class RelayedTrips:
         strangers = group.strangers(below.sessions)
         if strangers and self._clock() >= group.strangers_until:
             self._tell_of(strangers)
-        group.is_closed = True
+        group.is_closed, group.tokens = True, below.tokens(group.clients)
         return group
 
     def _tell_of(self, strangers: set[ClientId]) -> None:
@@ -386,11 +388,12 @@ class PassedOn:
     def take(self, client: ClientId, trip: OpenTrip, push: Push, outcome: Answer | str) -> None:
         """Tell the coordinator above of a result, or why the client failed."""
         if isinstance(outcome, str):
-            self._tell(push.header, Bundle(), failure=outcome)
+            self._tell(push.header, trip, Bundle(), failure=outcome)
             return self.trips.told(client, trip, None, outcome)
         group = self.trips.group_for(client, trip)
         try:
-            known = self._tell(push.header, outcome.upload, stays=outcome if group else None)
+            stays = outcome if group else None
+            known = self._tell(push.header, trip, outcome.upload, stays=stays)
         except PayloadError as error:
             self.trips.told(client, trip, group, f"its upload was refused: {error}")
             raise
@@ -407,6 +410,7 @@ class PassedOn:
     def _tell(
         self,
         header: rpc.PushHeader,
+        trip: OpenTrip,
         upload: Bundle,
         *,
         stays: Answer | None = None,
@@ -416,6 +420,7 @@ class PassedOn:
 
         Args:
             header: what it began with. All of it goes up, but for what a relay alone may say.
+            trip: with the order that it answers.
             upload: what goes up.
             stays: the answer whose weights stay here for a sum; None if nothing stays.
             failure: why there is no upload.
@@ -428,6 +433,7 @@ class PassedOn:
         for name in ("bundle", "members", "distance"):
             told.ClearField(name)
         told.failure, told.summed = failure, stays is not None
+        told.issue = trip.trip.sample.issue
         if stays is not None:
             assert stays.measured is not None, "a group trains"
             norms, upload = stays.measured.norms, replace(upload, weights={})

@@ -25,6 +25,7 @@ from fedsrv.engine.cohort import (
     too_few,
 )
 from fedsrv.transport.intake import Intake, Through
+from fedsrv.transport.refusals import NotReady
 from fedsrv.transport.sessions import Caller, Presence
 
 T = TypeVar("T")
@@ -87,6 +88,15 @@ class OpenTrip:
     def answered(self, client: ClientId) -> bool:
         """Tell whether a client has sent a result or failed."""
         return client in self.intake.answered
+
+    def check_issue(self, header: rpc.PushHeader) -> None:
+        """Check that what a relay passes on is of this issue of the orders; NotReady if not.
+
+        The same work has the same number after a crash, and so a client's own upload counts that
+        comes late. A relay's promises and sums rest on one another: they are of one issue.
+        """
+        if header.issue not in (0, self.issue):
+            raise NotReady("the order was issued anew; bring the result of the new one")
 
     def fail(self, client: ClientId, why: str) -> None:
         """Note why a client brings no result."""

@@ -601,7 +601,8 @@ class RemoteCohort:
 
         Raises:
             Superseded: the order is no longer wanted.
-            NotReady: this process has not taken the run up yet.
+            NotReady: this process has not taken the run up yet, or the result is of an earlier
+                issue of the order.
             UnknownSession: the session ended since the result began to come.
         """
         with self.changed:
@@ -617,7 +618,10 @@ class RemoteCohort:
                 if header.kind == rpc.ORDER_KIND_TRAIN and header.interaction <= counted:
                     return None
                 raise Superseded(f"interaction {header.interaction + 1} is no longer wanted")
-            return None if trip.answered(client) else trip
+            if trip.answered(client):
+                return None
+            trip.check_issue(header)
+            return trip
 
     def end_result(self, client: ClientId, trip: OpenTrip, arrived: Any) -> bool:
         """Store what a client brought, or why it failed; False when another answer came first.

@@ -455,7 +455,7 @@ class OpenedShare(_message.Message):
     def __init__(self, client: _Optional[int] = ..., pair: _Optional[bytes] = ..., own: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance", "reason")
+    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance", "issue", "reason")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -467,6 +467,7 @@ class PushHeader(_message.Message):
     SUMMED_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    ISSUE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
@@ -479,8 +480,9 @@ class PushHeader(_message.Message):
     summed: bool
     members: _containers.RepeatedCompositeFieldContainer[Member]
     distance: Distance
+    issue: int
     reason: FailureReason
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ..., reason: _Optional[_Union[FailureReason, str]] = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ..., issue: _Optional[int] = ..., reason: _Optional[_Union[FailureReason, str]] = ...) -> None: ...
 
 class Distance(_message.Message):
     __slots__ = ("weights", "statistics")

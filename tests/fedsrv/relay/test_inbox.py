@@ -88,7 +88,11 @@ class World:
     def begin(self, issue=7, group=(3, 4, 5), clients=(3, 4, 5), interaction=2):
         orders = {
             c: rpc.Order(
-                kind=rpc.ORDER_KIND_TRAIN, client_id=str(c), interaction=interaction, trip=9
+                kind=rpc.ORDER_KIND_TRAIN,
+                client_id=str(c),
+                interaction=interaction,
+                trip=9,
+                issue=issue,
             )
             for c in clients
         }
@@ -141,13 +145,14 @@ def test_all_but_the_weights_goes_up_at_once_and_then_one_sum(world):
         assert not upload.weights
         assert upload.scalars == {"num_examples": COUNTS[int(header.client_id)]}
         assert header.token == world.tokens[int(header.client_id)]
+        assert header.issue == 7, "that of the orders"
     assert not world.ready(), "client 4 is missing"
     world.push(4)
     assert world.ready()
     header, upload = world.send()
     assert members(header) == [3, 4, 5]
     assert [m.token for m in header.members] == [world.tokens[c] for c in (3, 4, 5)]
-    assert (header.kind, header.interaction) == (rpc.ORDER_KIND_TRAIN, 2)
+    assert (header.kind, header.interaction, header.issue) == (rpc.ORDER_KIND_TRAIN, 2, 7)
     assert upload.weights["w"].dtype == torch.float64
     assert upload.weights["w"].tolist() == [2 * 1.0 + 6 * 0.5, 2 * -2.0 + 6 * 8.0]
 
@@ -156,12 +161,14 @@ def test_fields_that_a_relay_does_not_know_go_up(world):
     """A client of a later version says more; what a relay alone may say does not come from it."""
     unknown = bytes([0xC2, 0x3E, 3]) + b"new"  # field 1000, three bytes
     header = rpc.PushHeader.FromString(rpc.PushHeader(kind=1).SerializeToString() + unknown)
-    header.distance.weights, header.summed = 1e9, True
-    PassedOn(world.trips, world.above)._tell(header, Bundle())
+    header.distance.weights, header.summed, header.issue = 1e9, True, 1
+    trip = world.cohort._trips.all()[0]
+    PassedOn(world.trips, world.above)._tell(header, trip, Bundle())
     ((told, _),) = world.above.told
     assert unknown in told.SerializeToString()
     assert not told.HasField("distance")
     assert not told.summed
+    assert told.issue == 7
 
 
 def test_the_coordinator_is_told_how_far_weights_lie_and_in_which_direction(world):
@@ -296,6 +303,18 @@ def test_a_relay_looks_again_when_its_time_is_over(tmp_path):
     world.now += SUMS_BY * 0.5
     assert members(world.send()[0]) == [3]
     assert world.trips.due_in(1.0) == 1.0
+
+
+def test_a_sum_names_all_whose_weights_are_in_it(world):
+    """The sessions end in the moment in which it is settled: its clients join again."""
+    for client in COUNTS:
+        world.push(client)
+    with world.cohort.changed:
+        group = world.trips.ready_group()
+        world.cohort.sessions.clear()
+    world.relaying._send(group)
+    header, _ = world.above.told[-1]
+    assert {int(m.client_id): m.token for m in header.members} == world.tokens
 
 
 def test_a_sum_of_nobody_is_not_sent(world):

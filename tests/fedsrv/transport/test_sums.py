@@ -97,9 +97,13 @@ class World:
         head = rpc.PushRequest(header=header).SerializeToString()
         return self.service.push(iter([head, *encoded.chunks()]), Context())
 
+    @property
+    def issue(self):
+        return self.cohort._trips.current.issue
+
     def promise(self, client, examples=None, distance="measured"):
         scalars = {"num_examples": COUNTS[client] if examples is None else examples}
-        header = self.header(client, summed=True)
+        header = self.header(client, summed=True, issue=self.issue)
         if distance is not None:
             header.distance.weights = DISTANCES[client] if distance == "measured" else distance
         return self.push(header, Bundle(scalars=scalars))
@@ -115,7 +119,7 @@ class World:
         return self.push(self.header(client), Bundle(weights, scalars=scalars))
 
     def sum_header(self, *clients):
-        header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=4, trip=9)
+        header = rpc.PushHeader(kind=rpc.ORDER_KIND_TRAIN, interaction=4, trip=9, issue=self.issue)
         for client in clients:
             header.members.add(client_id=str(client), token=self.tokens[client])
         return header
@@ -160,6 +164,55 @@ def test_a_sum_of_other_training_is_no_longer_wanted(world):
         world.push(stale, Bundle({"w": torch.zeros(2, dtype=torch.float64)}))
     assert refused.value.code == grpc.StatusCode.ABORTED
     assert not world.failures(), "its clients are still wanted"
+
+
+RESULTS = {
+    "sum": lambda world: (world.sum_header(0, 1), Bundle({"w": torch.ones(3).double()})),
+    "promise": lambda world: (
+        world.header(0, summed=True, issue=world.issue), Bundle(scalars={"num_examples": 6.0}),
+    ),
+    "whole": lambda world: (
+        world.header(0, issue=world.issue),
+        Bundle({"w": torch.ones(3)}, scalars={"num_examples": 2.0}),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def restarted(world, tmp_path):
+    """Return the same world behind a crash: its clients have joined again, and brought nothing."""
+    again = World(tmp_path).open()
+    again.tokens = world.tokens
+    for client, session in again.cohort.sessions.items():
+        session.token = world.tokens[client]
+    yield again
+    again.cohort.stop("the test is over")
+    again.engine.shutdown()
+
+
+@pytest.mark.parametrize("what", RESULTS)
+def test_what_a_relay_sent_before_a_crash_comes_again(what, world, restarted):
+    """The same work has the same number, so the number does not tell."""
+    stale, again = RESULTS[what](world.open().promises()), restarted
+    with pytest.raises(Refused) as refused:
+        again.push(*stale)
+    assert refused.value.code == grpc.StatusCode.UNAVAILABLE
+    assert not again.failures(), "nobody failed"
+    assert not again.cohort._trips.current.intake.promised
+    again.promises().sums(0, 1)
+    again.whole(2)
+    assert again.done.result(10).mean["w"].tolist()[1] == 4.0
+
+
+def test_a_relay_that_names_no_issue_is_told_so(world):
+    """One of an earlier release; its clients do not fail."""
+    world.open()
+    for header in (world.header(0, summed=True), world.sum_header(0, 1)):
+        header.issue = 0
+        with pytest.raises(Refused, match="the relay is of another release") as refused:
+            world.push(header, Bundle(scalars={"num_examples": 2.0}))
+        assert refused.value.code == grpc.StatusCode.FAILED_PRECONDITION
+    assert not world.failures()
 
 
 def test_a_sum_and_a_whole_upload_make_the_mean(world):
