@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedsrv.engine.cohort import Trip
 from fedsrv.relay.grouped_intake import GroupedIntake, groups_of
+from fedsrv.transport.refusals import SecondRelay
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,8 @@ class Relay:
     """A relay by its name: the ids of its clients, so it is the same after a restart."""
 
     name: str
+    process: bytes = field(default=b"", compare=False)
+    """Identifies the process that it is at present."""
 
     def __str__(self) -> str:
         """Return its name."""
@@ -36,22 +39,28 @@ class Relay:
 
 def admitted(
     name: str,
+    process: bytes,
     clients: Sequence[ClientId],
     *,
     num_clients: int,
     check_covers: Callable[[str], object],
+    listening: Iterable[object],
 ) -> Relay:
     """Return the relay through which clients join.
 
-    A client that is behind no relay could name one whose clients then wait for it.
+    A client that is behind no relay could name one whose clients then wait for it. Two relays of
+    one name would wait for each other's clients, so the second one waits until the first is gone.
 
     Args:
         name: what the relay says it is called.
+        process: tells the relay from others of this name.
         clients: who joins.
         num_clients: those of the run.
         check_covers: checks that the caller's certificate covers a client, given its id.
+        listening: through whom clients joined whose orders are pulled now.
 
     Raises:
+        SecondRelay: another process pulls orders under this name.
         PayloadError: the relay is none of these clients'.
         NotYours: the caller's certificate does not cover the relay's clients.
     """
@@ -63,4 +72,11 @@ def admitted(
             raise PayloadError(f"client {client} is none of those of the relay {said!r}")
     for end in (ids[0], min(ids[-1], num_clients - 1)):
         check_covers(str(end))  # it covers all between two of its own that were not revoked
-    return Relay(name)
+    relay = Relay(name, process)
+    for other in listening:
+        if isinstance(other, Relay) and other == relay and other.process != process:
+            raise SecondRelay(
+                f"another relay with --clients {name} is connected: give each relay clients of "
+                "its own; these clients wait until the other one is gone"
+            )
+    return relay

@@ -282,13 +282,16 @@ class GroupedIntake(Intake):
         header.group.extend(self._group_left(client))
         return bool(header.group)
 
-    def moved(self, client: ClientId, through: Any) -> None:
+    def moved(self, client: ClientId, through: Any) -> Collection[ClientId]:
         """Take a client that joins elsewhere out of its group: it brings its upload whole."""
         self._overdue.joined_again(client)
-        if isinstance(client, int) and client in self.groups and through != self.relays[client]:
-            left = {c: g for c, g in self.groups.items() if c != client}
-            self.groups = {c: tuple(m for m in g if m != client) for c, g in left.items()}
-            self._left.add(client)
+        if isinstance(client, str) or client not in self.groups or through == self.relays[client]:
+            return ()
+        others = tuple(one for one in self.groups[client] if one != client)
+        left = {c: g for c, g in self.groups.items() if c != client}
+        self.groups = {c: tuple(m for m in g if m != client) for c, g in left.items()}
+        self._left.add(client)
+        return others
 
     def overdue(
         self, is_there: Callable[[ClientId], bool], now: float

@@ -223,7 +223,7 @@ class Relaying:
             self.trips.forget()
             self._issues.clear()
 
-    def _ask_again(self, group: ClientGroup) -> None:
+    def _ask_again(self, group: ClientGroup | None) -> None:
         """Take a group's orders back and ask for them again: they say who is left of it.
 
         The clients keep their sessions. One of them may have brought its whole upload past the
@@ -325,6 +325,9 @@ class Relaying:
         if isinstance(why, UnknownSession):
             if joins == self.trips.joins:  # else a client's new session ended the Pull
                 self._forget()
+        elif isinstance(why, Superseded):
+            with self.trips.changed:
+                self._ask_again(self.trips.group)
         elif not isinstance(why, NotReady):
             self._end(why)
         elif self._is_current():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import secrets
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -16,10 +18,12 @@ from fedpb.v1 import description_pb2 as pb
 from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
-from fedsrv.relay.uplink import Uplink
+from fedsrv.relay.uplink import Q, R, Uplink
 from fedsrv.transport.journal import Journal
-from fedsrv.transport.refusals import UnknownSession, WrongRun
+from fedsrv.transport.refusals import NotReady, UnknownSession, WrongRun
 from fedsrv.transport.service import Service, coded
+
+log = logging.getLogger(__name__)
 
 
 class RelayService:
@@ -43,6 +47,8 @@ class RelayService:
         """
         self.name = f"{clients[0]}-{clients[-1]}"
         """The relay's name above: the ids of its clients, so it is the same after a restart."""
+        self.process = secrets.token_bytes(16)
+        """Tells this process from another relay of the same name."""
         self.trips, self.uplink, self.code = trips, uplink, code
         self._ids = {str(client) for client in clients}
         self.below = below = Service(
@@ -54,6 +60,7 @@ class RelayService:
         self.gate, self.complaints, self.refuse = below.gate, below.complaints, below.refuse
         self.pull, self.push, self.watch = below.pull, below.push, below.watch
         self.push_several = below.push_several
+        self._told = ""
         self._last: RelayedRun | None = None
         """The run of the client that joined last; most clients have the same problem."""
 
@@ -75,7 +82,7 @@ class RelayService:
         """Pass on that a client joins."""
         client = self.below.client(request.client_id, context)
         self._begin_join(request, context)
-        reply = self.uplink.join(request)
+        reply = self._passed(self.uplink.join, request)
         self._learn(client, reply, request.description)
         token = request.token or reply.token
         self._admit(context, client, token, request.versions, request.start_over)
@@ -88,11 +95,21 @@ class RelayService:
         """Pass on that clients of one process join."""
         clients = [self.below.client(one.client_id, context) for one in request.clients]
         self._begin_join(request, context)
-        reply = self.uplink.join_several(request)
+        reply = self._passed(self.uplink.join_several, request)
         for client, one in zip(clients, request.clients, strict=True):
             self._learn(client, reply.joined, request.descriptions[one.description])
             self._admit(context, client, one.token, one.versions, request.start_over)
         return reply
+
+    def _passed(self, join: Callable[[Q], R], request: Q) -> R:
+        """Have the coordinator above admit clients; say once why it makes them wait."""
+        try:
+            return join(request)
+        except NotReady as error:
+            if not error.is_fault and str(error) != self._told:
+                log.warning("clients cannot join yet: %s", error)
+                self._told = str(error)
+            raise
 
     def _admit(
         self,
@@ -115,7 +132,7 @@ class RelayService:
             raise PayloadError(
                 "a relay cannot stand behind another: give it the coordinator's --up"
             )
-        request.relay = self.name
+        request.relay, request.relay_process = self.name, self.process
         self.trips.joins += 1
 
     def _learn(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -44,10 +43,8 @@ class ClientGroup:
     folding: StreamingMean
     count: Callable[[Bundle], float]
     """Gives what an upload counts in the mean."""
-    strangers_until: float
-    """Time on the monotonic clock at which it goes on without clients that never joined here."""
     until: float
-    """Time at which it goes on without anybody who is missing."""
+    """Time on the monotonic clock at which it goes on without anybody who is missing."""
     results: dict[ClientId, Answer] = field(default_factory=dict)
     failed: set[ClientId] = field(default_factory=set)
     """Clients that are not in the sum, whatever happened to them."""
@@ -71,24 +68,21 @@ class ClientGroup:
         self.folding.add_answer(result, self.results, self.failed)
 
     def is_ready(
-        self,
-        now: float,
-        joined: Container[ClientId],
-        dead: Callable[[Iterable[ClientId]], Collection[ClientId]],
+        self, now: float, dead: Callable[[Iterable[ClientId]], Collection[ClientId]]
     ) -> bool:
         """Tell whether the sum can go up: all have come, or it is time.
 
+        A client that has not joined this relay yet is waited for like any other: it may have been
+        with the relay before this one. The coordinator above knows where each session lives, and
+        says so when one leaves the group.
+
         Args:
             now: the time on the monotonic clock.
-            joined: the clients that have joined this relay, dead ones as well. Another one may
-                have joined the coordinator itself under this relay's name.
             dead: returns those of some clients that are dead; with a deadline nobody waits for one.
         """
         if self.is_closed or self.on_their_way:
             return False
         missing = self.missing()
-        if now >= self.strangers_until:
-            missing -= self.strangers(joined)
         if self.until < math.inf:
             missing -= {*dead(missing)}
         return not missing or (now >= self.until and bool(self.results))
@@ -97,10 +91,6 @@ class ClientGroup:
         """Return the clients that have not answered."""
         everybody: set[ClientId] = {*self.clients}
         return everybody - self.results.keys() - self.failed
-
-    def strangers(self, joined: Container[ClientId]) -> set[ClientId]:
-        """Return the clients that are missing and never joined here."""
-        return {client for client in self.missing() if client not in joined}
 
     def cosines(self) -> dict[int, float]:
         """Return the cosine between each client's difference and their mean; before the sums."""
@@ -119,7 +109,6 @@ class ClientGroup:
 
 SUMS_BY = 0.8
 """Part of the run's deadline after which a sum goes up without those that are missing."""
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -231,7 +220,6 @@ class RelayedTrips:
         """What travels to and from each client that has joined, by the problem that it stated: the
         coordinator above turns those away later whose problem is not the run's."""
         self._issue = 0
-        self._has_told_of_strangers = False
         self._grouped: set[OpenTrip] = set()
         """The trips of the group: several, where clients came late to the relay."""
 
@@ -293,9 +281,7 @@ class RelayedTrips:
         folding = StreamingMean(clients, run.method.count, self.below.spool.budget)
         deadline_s = run.facts.experiment.server.deadline_s
         wait_s = float("inf") if deadline_s is None else SUMS_BY * deadline_s
-        now = self._clock()
-        until = now + self.below.LEASE_S, now + wait_s
-        return ClientGroup(sample, clients, folding, run.method.count, *until)
+        return ClientGroup(sample, clients, folding, run.method.count, self._clock() + wait_s)
 
     def due_in(self, most: float) -> float:
         """Return how long the relay may wait until it looks at its group again, in seconds."""
@@ -306,24 +292,10 @@ class RelayedTrips:
     def ready_group(self) -> ClientGroup | None:
         """Return the group whose sum can go up, and settle it; the caller holds the lock."""
         group, below = self.group, self.below
-        if group is None or not group.is_ready(self._clock(), below.sessions, below.presence.dead):
+        if group is None or not group.is_ready(self._clock(), below.presence.dead):
             return None
-        strangers = group.strangers(below.sessions)
-        if strangers and self._clock() >= group.strangers_until:
-            self._tell_of(strangers)
         group.is_closed, group.tokens = True, below.tokens(group.clients)
         return group
-
-    def _tell_of(self, strangers: set[ClientId]) -> None:
-        """Say once that the relay waited for clients that never came."""
-        if not self._has_told_of_strangers:
-            log.warning(
-                "waited %.0f s for clients %s, who joined under this relay's name and never came "
-                "here: if another relay has the same --clients, give each relay clients of its "
-                "own, or every round waits as long",
-                self.below.LEASE_S, ", ".join(map(str, sorted(strangers))),
-            )  # fmt: skip
-        self._has_told_of_strangers = True
 
     def group_for(self, client: ClientId, trip: OpenTrip) -> ClientGroup | None:
         """Return the group that may still take a client's weights; its result is on its way."""

@@ -6,7 +6,7 @@ Where clients of a trip joined through somebody, that one may make another intak
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -169,8 +169,12 @@ class Intake:
         """
         return False
 
-    def moved(self, client: ClientId, through: Through | None) -> None:
-        """Note that a client joins again, maybe through somebody else."""
+    def moved(self, client: ClientId, through: Through | None) -> Collection[ClientId]:
+        """Note that a client joins again, maybe through somebody else.
+
+        Returns the clients of a group that it leaves, if it leaves one.
+        """
+        return ()
 
     def overdue(
         self, is_there: Callable[[ClientId], bool], now: float

@@ -314,10 +314,9 @@ class OpenTrips:
                 self._arrived.append((one, trip))
         return found
 
-    def moved(self, client: ClientId, through: Through | None) -> None:
-        """Note that a client joins again, maybe through somebody else."""
-        for trip in self.all():
-            trip.intake.moved(client, through)
+    def moved(self, client: ClientId, through: Through | None) -> list[ClientId]:
+        """Note that a client joins again, maybe through somebody else; return whom it left."""
+        return [one for trip in self.all() for one in trip.intake.moved(client, through)]
 
     # --- lasting trips ----------------------------------------------------------------------------
 

@@ -51,5 +51,9 @@ class NotReady(Exception):
     """Whether that is worth a line in the log, and may take longer than a moment."""
 
 
+class SecondRelay(NotReady):
+    """A relay of this name is connected, and the caller is another one."""
+
+
 class WrongRun(Exception):
     """The caller belongs to another run, or does not fit this run."""

@@ -456,7 +456,7 @@ class RemoteCohort:
             self._holdings.admit(client, session)
             self._attendance.joined(client)
             self._replaced += known is not None
-            self._trips.moved(client, through)
+            self._regroup(self._trips.moved(client, through))
             self._said += 1
             if self.admission:
                 self._turn_away(self.admission.admit(client, client_json))
@@ -464,6 +464,17 @@ class RemoteCohort:
             if known:
                 self.wake()  # ends the Pull of the client's former session
         return session.token
+
+    def _regroup(self, clients: Collection[ClientId]) -> None:
+        """Have relays ask again for the orders of clients whose group has become another one.
+
+        A relay learns by itself of a client that it pulls orders for. One that comes elsewhere
+        before it joined the relay would be waited for in vain.
+        """
+        for session in (self.sessions.get(client) for client in clients):
+            if session is not None and session.caller is not None:
+                session.caller.is_regrouped = True
+                session.caller.changed.notify()
 
     def _turn_away(self, clients: Sequence[ClientId]) -> Sequence[ClientId]:
         """End the sessions of clients with another problem; they cannot join again."""
@@ -495,6 +506,20 @@ class RemoteCohort:
             self._said += not self._awaited.isdisjoint(clients)
             self.changed.notify_all()
         return caller
+
+    def hung_up(self, caller: Caller) -> None:
+        """Note that a Pull has ended."""
+        with self._lock:
+            caller.is_open = False
+
+    def listening(self) -> list[Through]:
+        """Return through whom clients joined whose orders are pulled now."""
+        with self._lock:
+            return [
+                session.through
+                for session in self.sessions.values()
+                if session.through and session.caller is not None and session.caller.is_open
+            ]
 
     def works(self, session: ClientSession) -> None:
         """Note that a client tells of work."""
@@ -557,6 +582,8 @@ class RemoteCohort:
         caller.check(self.sessions, self._replaced)
         if self._over:
             raise self._over
+        if caller.is_regrouped:
+            raise Superseded("a client has left its group; ask again for the orders")
         found = self._trips.next_for(caller, self._most_ahead, self.MAX_AT_ONCE)
         if found is None:
             return None

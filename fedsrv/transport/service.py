@@ -45,6 +45,7 @@ from fedsrv.transport.refusals import (
     NotReady,
     RunHasFailed,
     RunOver,
+    SecondRelay,
     SetOut,
     Superseded,
     UnknownSession,
@@ -147,15 +148,24 @@ class Service:
         self.inbox = Inbox(cohort, self.gate, passed_on)
         self.health = health.HealthServicer(experimental_non_blocking=False)
         self._watchers = threading.BoundedSemaphore(MAX_WATCHERS)
+        self._told: set[str] = set()
 
     def refuse(self, context: grpc.ServicerContext, error: Exception) -> None:
         """End a call with the code and the line of an error."""
         code, line = self._judged(error, context)
+        if isinstance(error, SecondRelay):
+            self._tell_once(line)
         if isinstance(error, NotReady) and not error.is_fault:
             context.set_trailing_metadata(((AGAIN_AFTER, str(AGAIN_AFTER_MS)),))
         if isinstance(error, SetOut):
             context.set_trailing_metadata(((SET_OUT, str(error.client)),))
         context.abort(code, line)
+
+    def _tell_once(self, line: str) -> None:
+        """Tell watchers what is not meant, once."""
+        if line not in self._told:
+            self._told.add(line)
+            self.events.tell("note", line=line)
 
     def _judged(
         self, error: Exception, context: grpc.ServicerContext
@@ -317,9 +327,10 @@ class Service:
             self.guard.check_joins_itself(context)
             return None
         found: Through = importlib.import_module(PASSES_ON).admitted(
-            request.relay, clients,
+            request.relay, request.relay_process, clients,
             num_clients=self.cohort.num_clients,
             check_covers=lambda client: self.client(client, context),
+            listening=self.cohort.listening(),
         )  # fmt: skip
         return found
 
@@ -359,10 +370,13 @@ class Service:
             if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
             held, told = set(request.held), set[int]()
-            with self.gate.alone([("Pull", client) for client in waiting], context):
-                while found := self.cohort.next_orders(caller, context.is_active):
-                    yield from self._sent(*found, held, told)
-                    del found  # its payload leaves memory once nobody needs it
+            try:
+                with self.gate.alone([("Pull", client) for client in waiting], context):
+                    while found := self.cohort.next_orders(caller, context.is_active):
+                        yield from self._sent(*found, held, told)
+                        del found  # its payload leaves memory once nobody needs it
+            finally:
+                self.cohort.hung_up(caller)
         except tuple(_CODES) as error:
             self.refuse(context, error)
 

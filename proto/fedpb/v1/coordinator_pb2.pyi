@@ -85,7 +85,7 @@ class History(_message.Message):
     def __init__(self, head: _Optional[_Union[Head, _Mapping]] = ..., digests: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description", "relay", "known")
+    __slots__ = ("client_id", "run_id", "token", "versions", "protocol", "start_over", "description", "relay", "known", "relay_process")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class JoinRequest(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    RELAY_PROCESS_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     run_id: str
     token: bytes
@@ -104,10 +105,11 @@ class JoinRequest(_message.Message):
     description: _description_pb2.ClientDescription
     relay: str
     known: int
-    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: bool = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+    relay_process: bytes
+    def __init__(self, client_id: _Optional[str] = ..., run_id: _Optional[str] = ..., token: _Optional[bytes] = ..., versions: _Optional[_Iterable[int]] = ..., protocol: _Optional[int] = ..., start_over: bool = ..., description: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ..., relay_process: _Optional[bytes] = ...) -> None: ...
 
 class JoinSeveralRequest(_message.Message):
-    __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients", "relay", "known")
+    __slots__ = ("run_id", "protocol", "start_over", "descriptions", "clients", "relay", "known", "relay_process")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     START_OVER_FIELD_NUMBER: _ClassVar[int]
@@ -115,6 +117,7 @@ class JoinSeveralRequest(_message.Message):
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
+    RELAY_PROCESS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     start_over: bool
@@ -122,7 +125,8 @@ class JoinSeveralRequest(_message.Message):
     clients: _containers.RepeatedCompositeFieldContainer[Joining]
     relay: str
     known: int
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: bool = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ...) -> None: ...
+    relay_process: bytes
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., start_over: bool = ..., descriptions: _Optional[_Iterable[_Union[_description_pb2.ClientDescription, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[Joining, _Mapping]]] = ..., relay: _Optional[str] = ..., known: _Optional[int] = ..., relay_process: _Optional[bytes] = ...) -> None: ...
 
 class Joining(_message.Message):
     __slots__ = ("client_id", "token", "versions", "description", "tasks", "name")

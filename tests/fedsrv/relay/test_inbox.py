@@ -116,8 +116,7 @@ class World:
     def ready(self):
         group = self.trips.group
         with self.cohort.changed:
-            who = self.cohort.sessions, self.cohort.presence.dead
-            return group is not None and group.is_ready(self.now, *who)
+            return group is not None and group.is_ready(self.now, self.cohort.presence.dead)
 
     def send(self):
         """Send the sum, as the thread of the relay does."""
@@ -253,26 +252,35 @@ def test_who_comes_after_the_sum_passes_whole(tmp_path):
     assert upload.weights["w"].tolist() == WEIGHTS[4]
 
 
-def test_a_client_that_never_joined_here_is_waited_for_a_lease(tmp_path, caplog):
-    """It may have joined the coordinator itself under this relay's name, and never come here."""
+def test_a_client_of_the_relay_before_this_one_is_waited_for(tmp_path):
+    """It hangs while the relay is restarted, and joins a minute later: the sum is the same."""
     world = World(tmp_path)
     world.cohort.sessions.pop(4)
     world.begin()
     world.push(3)
     world.push(5)
+    world.now += 60.0
     assert not world.ready()
-    assert not caplog.records
-    world.now += RemoteCohort.LEASE_S
+    world.cohort.join(4, "", world.tokens[4], ())
+    world.begin(group=(), clients=(4,))
+    world.push(4)
+    assert members(world.send()[0]) == [3, 4, 5]
+
+
+def test_a_client_that_leaves_its_group_unseen_is_waited_for_no_more(world):
+    """It joined elsewhere before it came here: the Pull ends, and the next says who is left."""
+    for client in (3, 5):
+        world.push(client)
+    relaying = world.relaying
+    relaying._issues = dict.fromkeys((3, 5), 7)
+    assert relaying._judge(Failed(grpc.StatusCode.ABORTED, "left its group"), 0, 0.1) == 0.1
+    assert relaying._issues == {}
+    assert relaying._ended is None
+    assert world.trips.group is None
+    world.begin(group=(3, 5), clients=(3, 5))
+    for client in (3, 5):
+        world.push(client)
     assert members(world.send()[0]) == [3, 5]
-    for _ in range(2):  # and in further rounds
-        world.begin(issue=8)
-        world.push(3)
-        world.push(5)
-        world.now += RemoteCohort.LEASE_S
-        world.trips.ready_group()
-    (line,) = [record.message for record in caplog.records]
-    assert line.startswith("waited 15 s for clients 4, who joined under this relay's name")
-    assert "give each relay clients of its own" in line
 
 
 def test_a_client_that_joined_here_and_died_is_waited_for(world):

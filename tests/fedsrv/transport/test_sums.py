@@ -292,6 +292,50 @@ def test_a_client_that_joins_elsewhere_leaves_its_group(world):
     assert world.done.result(10).mean["w"].tolist()[1] == 4.0
 
 
+def pulled(world, *clients):
+    """Return the stream of a relay's Pull for clients, and the group that it is told."""
+    waiting = [rpc.Waiting(client_id=str(c), token=world.tokens[c]) for c in clients]
+    stream = world.service.pull(rpc.PullRequest(waiting=waiting), Context())
+    return stream, [*read_chunk(next(stream), rpc.PullHeader)[0].group]
+
+
+def test_a_relay_learns_of_a_client_that_leaves_its_group_before_it_comes(world):
+    """The relay has been restarted, and does not know client 1 yet."""
+    world.open()
+    stream, group = pulled(world, 0)
+    assert group == [0, 1]
+    world.cohort.join(1, PROFILE, world.tokens[1], ())
+    with pytest.raises(Refused, match="has left its group") as refused:
+        next(stream)
+    assert refused.value.code == grpc.StatusCode.ABORTED
+    assert pulled(world, 0)[1] == [0]
+
+
+def join_through(world, process, client=1):
+    request = rpc.JoinRequest(
+        client_id=str(client), token=world.tokens[client], protocol=PROTOCOL, relay="0-1",
+        relay_process=process, description=description_of(PROFILE),
+    )  # fmt: skip
+    return world.service.join(request, Context())
+
+
+def test_a_second_relay_of_one_name_waits_until_the_first_is_gone(world):
+    """Each would wait for clients of the other in every round."""
+    join_through(world, b"first", client=0)
+    world.open()
+    stream, _ = pulled(world, 0)
+    join_through(world, b"first")
+    for _ in range(2):
+        with pytest.raises(Refused, match="another relay with --clients 0-1 is connected") as no:
+            join_through(world, b"second")
+        assert no.value.code == grpc.StatusCode.UNAVAILABLE
+    (note,) = [e for e in world.events._kept if e.kind == "note"]
+    assert "give each relay clients of its own" in note.detail["line"]
+    stream.close()
+    join_through(world, b"second")
+    assert world.cohort._trips.current.intake.groups[0] == (0, 1), "the group is the same"
+
+
 def test_a_client_that_joins_again_through_its_relay_stays_in_its_group(world):
     world.open()
     world.promise(0)
