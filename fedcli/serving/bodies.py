@@ -7,7 +7,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from zipfile import ZipFile
 
 import numpy as np
@@ -17,6 +17,7 @@ from fedcli.data.arrays import DAMAGED
 from fedcli.data.image_files import FORMATS
 from fedcli.data.own.new_inputs import NewInputs, given, given_rows
 from fedcli.data.own.recordings import MAX_GROWTH
+from fedcli.serving.workbook_trial import is_cheap
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts
@@ -35,6 +36,9 @@ MAX_NUMBERS = 1 << 18
 """Numbers and arrays of a JSON body. While it is read, nothing else of Python runs."""
 MAX_UNPACKED = 1 << 26
 """Bytes that a workbook unpacks to."""
+TRIED, CPU_S, PATIENCE_S = 1 << 20, 10, 30.0
+"""A workbook that unpacks to more bytes is tried apart first, and takes no more seconds there, of
+the processor and in all."""
 MAX_CELLS = 1 << 20
 """Cells of a table."""
 CELL, ROW = (re.compile(rb"<(?:[\w.-]+:)?" + name + rb"[\s/>]") for name in (b"c", b"row"))
@@ -46,6 +50,8 @@ MAX_ANSWERED = 1 << 17
 APART = (b",", b";", b"\t", b"|", b"\n", b"\r")
 """What may stand between the cells of a table."""
 DRAFT = "http://json-schema.org/draft-07/schema#"
+ID = re.compile(r"[!-~]{16,128}")
+"""A caller's own id of the labels that it sends."""
 IN_PARTS = "send it in parts"
 
 
@@ -59,27 +65,45 @@ def json_inputs(body: bytes, facts: ModelFacts) -> NewInputs:
     return _inputs_of(found.get("inputs") if isinstance(found, dict) else found, facts)
 
 
-def feedback_of(body: bytes, facts: ModelFacts) -> tuple[str, NewInputs | None, list[str | None]]:
-    """Return what labels are for, a request by its id or inputs, and the labels; None for none.
+class Labels(NamedTuple):
+    """Labels that come back, and what they are for."""
+
+    request: str
+    """The id of the request that was answered, or the caller's own one of this call."""
+    inputs: NewInputs | None
+    """Inputs that were asked of nobody; None for those of the request."""
+    names: list[str | None]
+    """The class of each prediction or input, None for no label."""
+
+
+def feedback_of(body: bytes, facts: ModelFacts) -> Labels:
+    """Return the labels of a body, and what they are for.
 
     Raises:
         DataError: it is another kind of JSON, does not fit the model, or is too large.
     """
     found = _json_of(body)
     labels = found.get("labels") if isinstance(found, dict) else None
-    request, inputs = (found.get(key) for key in ("request", "inputs")) if labels else (None, None)
-    if not isinstance(labels, list) or (request is None) == (inputs is None):
+    request, own, inputs = (found.get(k) if labels else None for k in ("request", "id", "inputs"))
+    is_own = (request is None, own is not None, inputs is not None)
+    if not isinstance(labels, list) or is_own not in ((True,) * 3, (False,) * 3):
         raise DataError(
-            'labels come as {"request": ID, "labels": […]}, or with "inputs" in place of a request'
+            'labels come as {"request": ID, "labels": […]}, or of inputs that were asked of '
+            'nobody as {"id": …, "inputs": […], "labels": […]}, the id your own, such as a UUID'
         )
     names = [str(int(n)) if isinstance(n, float) and n.is_integer() else n for n in labels]
     if not all(name is None or isinstance(name, str) for name in names):
         raise DataError("a label is the name of a class, or null")
-    if inputs is not None:
-        return "", _inputs_of(inputs, facts), names
-    if not isinstance(request, str):
-        raise DataError("a request is named by the id that its answer has")
-    return request, None, names
+    if inputs is None:
+        if not isinstance(request, str):
+            raise DataError("a request is named by the id that its answer has")
+        return Labels(request, None, names)
+    if not (isinstance(own, str) and ID.fullmatch(own)):
+        raise DataError(
+            "the id of labels is one that nobody guesses, such as a UUID: 16 to 128 printable "
+            "letters; a call with the same one and the same inputs adds nothing"
+        )
+    return Labels(own, _inputs_of(inputs, facts), names)
 
 
 def _inputs_of(found: Any, facts: ModelFacts) -> NewInputs:
@@ -177,6 +201,11 @@ def _check_workbook(file: Path, facts: ModelFacts) -> None:
             names = archive.namelist()
             if sizes > MAX_UNPACKED:
                 raise DataError(f"the input unpacks to more than {MAX_UNPACKED} bytes: {IN_PARTS}")
+            if sizes > TRIED and not is_cheap(file, CPU_S, PATIENCE_S):
+                raise DataError(
+                    f"the input takes more than {CPU_S} seconds of the processor to read: send it "
+                    "in parts, or its table as CSV"
+                )
             cells, rows = (
                 sum(len(mark.findall(archive.read(name))) for name in names) for mark in (CELL, ROW)
             )

@@ -365,6 +365,41 @@ def test_what_a_workbook_or_a_scan_costs_is_known_before(tmp_path, monkeypatch):
         bodies.check_growth(tmp_path / "a.dcm", "dcm", b"", FACTS)
 
 
+@pytest.mark.parametrize(
+    "part", [("xl/sharedStrings.xml", "</sst>", "<si/>"), ("xl/styles.xml", "<font>", "<c/>")]
+)
+def test_a_workbook_that_takes_long_to_read_is_refused(tmp_path, monkeypatch, part):
+    """A body of 162 kB kept a worker for 56 seconds: neither strings nor styles were counted."""
+    openpyxl = pytest.importorskip("openpyxl")
+    place, mark, element = part
+    book = openpyxl.Workbook()
+    book.active.append(["a", 1])
+    book.save(tmp_path / "w.xlsx")
+    monkeypatch.setattr(bodies, "TRIED", 0)
+    monkeypatch.setattr(bodies, "PATIENCE_S", 600.0)
+    bodies.check_growth(tmp_path / "w.xlsx", "xlsx", b"", FACTS)
+    strings = '<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"></sst>'
+    kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
+    named = f'<Override PartName="/xl/sharedStrings.xml" ContentType="{kind}"/></Types>'
+    with (
+        zipfile.ZipFile(tmp_path / "w.xlsx") as small,
+        zipfile.ZipFile(tmp_path / "x.xlsx", "w", zipfile.ZIP_DEFLATED) as large,
+    ):
+        texts = {name: small.read(name).decode() for name in small.namelist()}
+        texts.setdefault("xl/sharedStrings.xml", strings)
+        types = texts["[Content_Types].xml"]
+        if "sharedStrings" not in types:
+            texts["[Content_Types].xml"] = types.replace("</Types>", named)
+        assert mark in texts[place]
+        for name, text in texts.items():
+            many = element * 300_000 if name == place else ""
+            large.writestr(name, text.replace(mark, many + mark, 1))
+    assert (tmp_path / "x.xlsx").stat().st_size < 20_000
+    monkeypatch.setattr(bodies, "CPU_S", 1)
+    with pytest.raises(DataError, match="takes more than 1 seconds of the processor to read"):
+        bodies.check_growth(tmp_path / "x.xlsx", "xlsx", b"", FACTS)
+
+
 def test_rows_by_names_are_answered_as_those_of_a_file(of_rows):
     def told(rows: object) -> NewInputs:
         return json_inputs(json.dumps(rows).encode(), FACTS)

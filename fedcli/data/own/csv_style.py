@@ -162,14 +162,23 @@ def lines_of(path: Path, style: Style) -> list[int]:
     """Return the line in a CSV at which each of its rows begins.
 
     A cell in quotes may hold ends of lines, and lines without content are no rows.
+
+    Raises:
+        DataError: a cell is longer than Python's reader takes.
     """
     starts, line = list[int](), style.begin
     with style.opened(path) as file:
         lines = csv.reader(file, delimiter=style.delimiter)
-        for cells in lines:
-            if any(cell.strip() for cell in cells) or len(cells) > 1:
-                starts.append(line)
-            line = style.begin + lines.line_num
+        try:
+            for cells in lines:
+                if any(cell.strip() for cell in cells) or len(cells) > 1:
+                    starts.append(line)
+                line = style.begin + lines.line_num
+        except csv.Error:
+            raise DataError(
+                f"{path}: a cell of the row that begins in line {line} has more than "
+                f"{csv.field_size_limit()} letters: shorten it, or leave its column out"
+            ) from None
     return starts[1 + style.units :]
 
 

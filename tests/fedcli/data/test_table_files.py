@@ -101,6 +101,12 @@ def test_a_row_is_named_by_its_line_in_the_file(tmp_path, content, line):
         loaded(tmp_path / "a.csv", label="label")
 
 
+def test_a_cell_that_is_too_long_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text(f"ax,label,note\n1,x,\n2,y,{'z' * 140_000}\n?,x,\n4,x,\n5,y,\n")
+    with pytest.raises(DataError, match="row that begins in line 3 has more than 131072 letters"):
+        loaded(tmp_path / "a.csv", label="label", features=["ax"])
+
+
 def test_rows_out_of_order_are_told_to_be_sorted(tmp_path):
     """It was advised to set window to 1, which would have trained on single rows."""
     rows = [f"{i},{'xy'[i % 2]}\n" for i in range(40)]
