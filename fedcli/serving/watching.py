@@ -13,6 +13,7 @@ from pathlib import Path
 from fedcli.data.folders import TABLE_ENDS, is_foreign
 from fedcli.data.image_files import ENDS
 from fedcli.data.own.new_inputs import ARRAYS
+from fedcli.data.settled import Settled
 from fedcli.prediction import predictions, write_csv
 from fedcli.serving.live_model import LiveModel, Loaded, NoModelYet
 from fedmodels.errors import DataError, FedtideError, reason_of
@@ -25,8 +26,6 @@ ANSWER, REFUSAL = ".predictions.csv", ".error.txt"
 LOOK_S = 0.5
 """How often a folder is looked at."""
 KINDS = (*ENDS, *TABLE_ENDS, ARRAYS, ".zip")
-Stamp = tuple[int, int]
-"""Size and time of a file."""
 log = logging.getLogger(__name__)
 
 
@@ -34,21 +33,19 @@ log = logging.getLogger(__name__)
 class WatchedFolder:
     """The files of a folder that have no answer yet.
 
-    A file is complete if two looks find the same size and time: a program that writes for longer
-    writes under a hidden name, and renames the file. An answer has the time of its file, so a file
-    that is replaced is answered again, also after a restart.
+    A file is complete once it has come to rest (:mod:`fedcli.data.settled`). An answer has the time
+    of its file, so a file that is replaced is answered again, also after a restart.
     """
 
     place: Path
     live: LiveModel
-    _seen: dict[Path, Stamp] = field(default_factory=dict, init=False)
-    """What the last look found."""
+    _settled: Settled = field(default_factory=Settled, init=False)
     _waits: bool = field(default=False, init=False)
 
     def answers(self) -> Iterator[str]:
         """Yield a line for each file that is answered; DataError if the folder cannot be read."""
-        seen, self._seen = self._seen, self._open_files()
-        complete = sorted(path for path, stamp in self._seen.items() if seen.get(path) == stamp)
+        times = self._open_files()
+        complete = self._settled.among(times)
         if not complete:
             return
         try:
@@ -60,7 +57,7 @@ class WatchedFolder:
             return
         self._waits = False
         for path in complete:
-            yield self._answer(path, now)
+            yield self._answer(path, now, times[path])
 
     def watch(self) -> Iterator[str]:
         """Look again and again."""
@@ -69,9 +66,9 @@ class WatchedFolder:
             yield from self.answers()
             time.sleep(LOOK_S)
 
-    def _open_files(self) -> dict[Path, Stamp]:
-        """Return the files of the folder that have no answer, or that of another content."""
-        found = dict[Path, Stamp]()
+    def _open_files(self) -> dict[Path, int]:
+        """Return the files that have no answer, or that of another content, and their times."""
+        found = dict[Path, int]()
         try:
             with os.scandir(self.place) as entries:
                 all_of = {entry.name: facts for entry in entries if (facts := _facts(entry))}
@@ -84,11 +81,11 @@ class WatchedFolder:
                 continue
             given = (all_of.get(name + end) for end in (ANSWER, REFUSAL))
             if not any(one and one.st_mtime_ns == facts.st_mtime_ns for one in given):
-                found[self.place / name] = (facts.st_size, facts.st_mtime_ns)
+                found[self.place / name] = facts.st_mtime_ns
         return found
 
-    def _answer(self, path: Path, now: Loaded) -> str:
-        """Write the answer to a file, or why there is none; return a line about it."""
+    def _answer(self, path: Path, now: Loaded, time_ns: int) -> str:
+        """Write the answer to a file of a time, or why there is none; return a line about it."""
         answer, refusal = (path.with_name(path.name + end) for end in (ANSWER, REFUSAL))
         try:
             try:
@@ -99,7 +96,7 @@ class WatchedFolder:
                 line, written, other = f"not answered: {printable(str(error))}", refusal, answer
                 write_atomically(refusal, f"{printable(str(error))}\n")
             other.unlink(missing_ok=True)
-            os.utime(written, ns=(self._seen[path][1],) * 2)
+            os.utime(written, ns=(time_ns,) * 2)
         except OSError as error:
             raise DataError(f"no answer to {path} can be written: {reason_of(error)}") from None
         return line

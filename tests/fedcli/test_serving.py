@@ -27,6 +27,7 @@ from PIL import Image
 import fedtide
 from benchmarks import serving
 from fedcli.cli import main
+from fedcli.data import settled
 from fedcli.data.own.number_marks import is_number
 from fedcli.parts import deployment
 from fedcli.runtime import deployed as deployed_module
@@ -671,7 +672,8 @@ def test_a_server_is_of_this_machine_unless_it_is_told_otherwise(place):
 # --- a watched folder -----------------------------------------------------------------------------
 
 
-def test_new_files_of_a_folder_are_answered_beside_them(place, tmp_path):
+def test_new_files_of_a_folder_are_answered_beside_them(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
     put_live(place, 0)
     inbox = tmp_path / "inbox"
     inbox.mkdir()
@@ -702,7 +704,22 @@ def test_new_files_of_a_folder_are_answered_beside_them(place, tmp_path):
     assert [*watched.answers()] == [*watched.answers()] == []
 
 
-def test_a_folder_waits_for_the_first_model(place, tmp_path):
+def test_a_file_that_is_being_written_has_no_answer_yet(place, tmp_path, monkeypatch):
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(settled, "time", clock)
+    put_live(place, 0)
+    watched = WatchedFolder(tmp_path, LiveModel.of(place.folder.parent.parent, 7))
+    for size in range(1, 4):
+        np.save(tmp_path / "x.npy", np.zeros((size, 2)))
+        for _ in range(3):
+            assert [*watched.answers()] == []
+            clock.now += settled.SETTLE_S / 3 - 0.01
+    clock.now += 1
+    assert len([*watched.answers()]) == 1
+
+
+def test_a_folder_waits_for_the_first_model(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
     inbox = tmp_path / "inbox"
     inbox.mkdir()
     np.save(inbox / "one.npy", np.array([1.0, 0.0]))

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedcli.data import settled
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.announcer import Watched
@@ -78,8 +79,9 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
         made.stop.set()
 
 
-def test_tasks_and_classes_come_into_a_watched_folder(served, tmp_path):
+def test_tasks_and_classes_come_into_a_watched_folder(served, tmp_path, monkeypatch):
     """The second client joins late; its classes are in another order than those of the run."""
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
     data, incoming = tmp_path / "data", tmp_path / "incoming"
     first, first_ended = served.join(0, incoming)
     served.wait_commit()

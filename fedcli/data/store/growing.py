@@ -38,6 +38,7 @@ from fedcli.data.own.tables import NothingNew, columns_of
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
 from fedcli.data.sets.registry import OWN
+from fedcli.data.settled import Settled, Stamps, stamps_in
 from fedcli.data.store.client_data import ABOUT, GROUP, PARTS, SOURCE, ClientData, save_arrays
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.findings import arrived
@@ -67,6 +68,10 @@ from fedmodels.printable import printable
 LOCK, LOOK_AGAIN_S = ".adding.lock", 0.05
 """Held while a task is added, and how often a process that waits for it looks."""
 MAX_LETTERS = 60
+
+
+class StillWritten(DataError):
+    """A source is being written: what was read of it may be half of it."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +151,10 @@ def add_task(
         DataError: the client's data or the source cannot be used; nothing was changed.
         ConfigError: a key of ``[data]`` is for other files than these.
         ArchiveNotWritten: the disk is full, or fails; nothing was changed.
+        StillWritten: the source changed while it was read; nothing was changed.
     """
     held = open_data(root, client)
+    before = stamps_in(source)
     try:
         made = _record_of(source)
         with alone(held.directory):
@@ -170,6 +177,10 @@ def add_task(
                 left = _in_own_order(found.dataset, held.file, source, how)  # no class of what went
                 left = thinned(left, how, seed)
                 odd = _unusual(held, rows, left)
+                if stamps_in(source) != before and not _has_query(before):
+                    raise StillWritten(
+                        f"{source} changed while it was read: add it once it is written whole"
+                    )
                 keeps = (unusual or (data.unusual if data is not None else None)) != "set-aside"
                 added = _added(
                     held, left, made, found, odd, strict=strict, keeps=keeps, drifted=drifted
@@ -181,6 +192,11 @@ def add_task(
         raise ArchiveNotWritten(
             f"{held.directory}: the task is not added: {reason_of(error)}"
         ) from None
+
+
+def _has_query(files: Stamps) -> bool:
+    """Tell whether a source is a query: the data base beside it may change at any time."""
+    return any(name.lower().endswith(".sql") for name, _ in files)
 
 
 def _unusual(held: ClientData, rows: KnownRows, dataset: Dataset) -> list[str]:
@@ -489,16 +505,18 @@ def _grown(file: ClientFile, dataset: Dataset, again: int) -> ClientFile:
 
 TAKEN, REFUSED = "taken", "refused"
 UNFINISHED = (".part", ".tmp")
+MAX_LOOKED_AT = 100
+"""Of so many of the last sources that were taken it is seen whether they change."""
 log = logging.getLogger(__name__)
 
 
 class Incoming:
     """A folder in which what is complete becomes a task of one client.
 
-    A rename makes a file or folder complete: names that begin with a dot, or end with ``.part`` or
-    ``.tmp``, are still being written. ``site.toml`` is the recipe of what comes. What became a task
-    moves to ``taken/``; what cannot become one moves to ``refused/``, and a text file beside it
-    says why.
+    A file or folder is complete once it has come to rest (:mod:`fedcli.data.settled`); names that
+    begin with a dot, or end with ``.part`` or ``.tmp``, are still being written. ``site.toml`` is
+    the recipe of what comes. What became a task moves to ``taken/``, and a line says if it changes
+    there later; what cannot become one moves to ``refused/``, and a text file beside it says why.
     """
 
     def __init__(
@@ -518,6 +536,9 @@ class Incoming:
         self._strict = strict
         self.place, self._root, self._client, self._how = place, root, client, how
         self._told = ""
+        self._settled = Settled()
+        self._taken: dict[Path, Stamps] = {}
+        """What was taken last, and what it was then."""
 
     def take(self) -> list[Added]:
         """Make a task of each file or folder that is complete, in the order of their names.
@@ -526,7 +547,9 @@ class Incoming:
         """
         added = list[Added]()
         try:
+            self._tell_changed()
             for source in self._complete():
+                before = stamps_in(source)
                 try:
                     how = self._how()
                     found = add_task(
@@ -534,15 +557,20 @@ class Incoming:
                     )
                 except NothingNew as error:
                     log.info("client %s: %s", self._client, error)
-                    self._move(source, TAKEN)
+                    self._move(source, before)
+                    continue
+                except StillWritten as error:
+                    log.info("client %s: %s", self._client, error)
                     continue
                 except RecipeError as error:  # somebody may be writing it
                     self._tell(str(error))
                     return added
                 except (DataError, ConfigError) as error:
+                    if stamps_in(source) != before:  # it was half of it that is wrong
+                        continue
                     self._refuse(source, "\n".join([str(error), *error.lines]))
                     continue
-                self._move(source, TAKEN)
+                self._move(source, before)
                 log.info("client %s: %s has come: %s", self._client, source.name, found)
                 for line in found.notes:
                     log.warning("note: %s: %s", source.name, line)
@@ -557,7 +585,7 @@ class Incoming:
     def _complete(self) -> list[Path]:
         """Return what is complete, by name."""
         self.place.mkdir(parents=True, exist_ok=True)
-        return sorted(
+        return self._settled.among(
             path for path in self.place.iterdir()
             if not is_foreign(path.name) and not path.name.endswith(UNFINISHED)
             and path.name not in (TAKEN, REFUSED, NAME)
@@ -571,9 +599,28 @@ class Incoming:
         write_atomically(target.with_name(f"{target.name}.txt"), why + "\n")
         source.rename(target)
 
-    def _move(self, source: Path, folder: str) -> None:
-        (self.place / folder).mkdir(exist_ok=True)
-        source.rename(_free(self.place / folder / source.name))
+    def _move(self, source: Path, was: Stamps) -> None:
+        """Move away what was taken, and remember what it was then."""
+        (self.place / TAKEN).mkdir(exist_ok=True)
+        target = _free(self.place / TAKEN / source.name)
+        source.rename(target)
+        self._taken[target] = was
+        for oldest in [*self._taken][:-MAX_LOOKED_AT]:
+            del self._taken[oldest]
+
+    def _tell_changed(self) -> None:
+        """Say which of the sources that were taken have changed since, each once."""
+        for path, was in [*self._taken.items()]:
+            now = stamps_in(path)
+            if now == was:
+                continue
+            del self._taken[path]
+            if now:  # else somebody removed it
+                log.error(
+                    "client %s: %s has changed since it was taken, and its task has what it held "
+                    "then: once it is written whole, put it into %s again",
+                    self._client, path, self.place,
+                )  # fmt: skip
 
     def _tell(self, line: str) -> None:
         """Log what is wrong for now, once."""

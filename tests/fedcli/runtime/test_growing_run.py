@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedcli.data import settled
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import CUT_FILE
@@ -351,7 +352,18 @@ def test_a_damaged_description_is_a_line(enrolment, data, caplog):
 # --- a folder that is watched
 
 
-def test_what_is_complete_in_a_folder_becomes_a_task(enrolment, data, tmp_path, caplog):
+@pytest.fixture
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take what two looks find unchanged for complete."""
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
+
+
+def looked(news: Announcer) -> None:
+    for _ in range(2):
+        news.look()
+
+
+def test_what_is_complete_in_a_folder_becomes_a_task(enrolment, data, tmp_path, caplog, no_rest):
     caplog.set_level(logging.INFO)
     incoming = tmp_path / "incoming"
     news = Announcer(enrolment, incoming)
@@ -362,7 +374,7 @@ def test_what_is_complete_in_a_folder_becomes_a_task(enrolment, data, tmp_path, 
     for name in (".hidden", "2026-03.part", "x.tmp", "Thumbs.db"):
         images(place / name, "a")
     (place / "notes.doc").write_text("no data")
-    news.look()
+    looked(news)
     assert open_data(data, 1).file.class_names == ("a", "b", "fox")
     assert open_data(data, 1).tasks[1].train == (0, 0, 2)
     assert sorted(path.name for path in (place / "taken").iterdir()) == ["2026-01", "2026-02"]
@@ -375,22 +387,21 @@ def test_what_is_complete_in_a_folder_becomes_a_task(enrolment, data, tmp_path, 
         "2026-03.part", "Thumbs.db", "refused", "taken", "x.tmp",
     ]  # fmt: skip
     images(tmp_path / "again", "a").rename(place / "2026-01")  # other content of the same name
-    news.look()
+    looked(news)
     assert (place / "taken" / "2026-01-2").exists()
     assert open_data(data, 1).num_tasks == 4
 
 
-def test_what_became_a_task_before_a_crash_is_moved_away_alone(enrolment, data, tmp_path):
+def test_what_became_a_task_before_a_crash_is_moved_away_alone(enrolment, data, tmp_path, no_rest):
     source = images(tmp_path / "incoming" / "0" / "month", "b")
     add_task(data, 0, source)
-    Announcer(enrolment, tmp_path / "incoming").look()
+    looked(Announcer(enrolment, tmp_path / "incoming"))
     assert open_data(data, 0).num_tasks == 2
     assert (tmp_path / "incoming" / "0" / "taken" / "month").exists()
 
 
 def test_a_full_disk_is_told_once_and_tried_again(
-    enrolment, data, tmp_path, monkeypatch,
-    caplog
+    enrolment, data, tmp_path, monkeypatch, caplog, no_rest
 ):  # fmt: skip
     news = Announcer(enrolment, tmp_path / "incoming")
     source = images(tmp_path / "incoming" / "0" / "month", "b")
@@ -400,8 +411,8 @@ def test_a_full_disk_is_told_once_and_tried_again(
 
     with monkeypatch.context() as patch:
         patch.setattr("numpy.save", full)
-        news.look()
-        news.look()
+        looked(news)
+        looked(news)
     assert caplog.text.count("the task is not added: No space left on device; it is tried") == 1
     assert source.exists()
     news.look()
