@@ -14,7 +14,9 @@ OBJECT: dict[str, Any] = {"type": "object"}
 NAME = {"type": "string"}
 SHAPE = {"type": "array", "items": {"type": "integer"}}
 MAY = {
-    "200": "the answer", "400": "the request does not fit the model", "404": "no such model",
+    "200": "the answer", "400": "the request does not fit the model",
+    "401": "labels come with a token", "403": "a page of another origin may not send this",
+    "404": "no such model",
     "408": "the body did not come in time", "413": "the body is too long",
     "415": "the content type is not taken", "421": "the request means another server",
     "429": "more labels come than are taken: come again after Retry-After seconds",
@@ -69,7 +71,8 @@ FEEDBACK = {
     **OBJECT,
     "required": ["labels"],
     "properties": {
-        "request": NAME, "inputs": {"type": "array"},
+        "request": NAME, "id": {**NAME, "minLength": 16, "maxLength": 128},
+        "inputs": {"type": "array"},
         "labels": _list({"type": ["string", "number", "null"]}),
     },
 }  # fmt: skip
@@ -91,12 +94,16 @@ BODIES = {
 }
 """What is sent to each answer that takes a body."""
 ABOUT = {
-    "predict": ("The classes, or the targets, of new inputs", PREDICTED, "400 404 408 413 415"),
-    "infer": ("An inference of the Open Inference Protocol (V2)", INFERRED, "400 404 408 413"),
+    "predict": ("The classes, or the targets, of new inputs", PREDICTED, "400 403 404 408 413 415"),
+    "infer": (
+        "An inference of the Open Inference Protocol (V2)",
+        INFERRED,
+        "400 403 404 408 413 415",
+    ),
     "feedback": (
         "Labels that came later, of asked inputs or of others",
         TAKEN,
-        "400 404 408 413 429",
+        "400 401 403 404 408 413 415 429",
     ),
     "schema": ("The JSON Schema of what predict takes as JSON", OBJECT, "404"),
     "health": ("The live model", OBJECT, "404"),

@@ -84,6 +84,25 @@ def serve_model(
             help="Take labels back, and make a task of the client's data of so many rows.",
         ),
     ] = None,
+    feedback_every: Annotated[
+        float,
+        typer.Option(
+            "--feedback-every",
+            metavar="MINUTES",
+            min=0,
+            help="Time between two such tasks, at least: labels that come meanwhile wait, and are "
+            "one task then.",
+        ),
+    ] = 60.0,
+    feedback_tokens: Annotated[
+        Path | None,
+        typer.Option(
+            "--feedback-tokens",
+            metavar="FILE",
+            help="Tokens of the programs that may send labels, one per line; --feedback needs it "
+            "on an address that other machines reach.",
+        ),
+    ] = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Answer over HTTP with the live models of clients, also while these train."""
@@ -94,19 +113,21 @@ def serve_model(
     set_up_logging(log_level)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     host, port = http_place(listen, "--listen")
-    if not insecure and not is_loopback(f"[{host}]" if ":" in host else host):
+    is_near = is_loopback(f"[{host}]" if ":" in host else host)
+    if not insecure and not is_near:
         raise ConfigError(
             f"--listen {listen} can be reached from other machines without TLS; give the port "
             "alone for this machine, or --insecure"
         )
     if recipe is not None:
         recipe_in(recipe)  # what is wrong with it is said before the first request
+    tokens = _tokens(feedback, feedback_tokens, listen, is_near=is_near)
     models = _models(run, client, model, recipe)
     from fedcli.serving.model_server import ModelServer
 
     end_on_sigterm()
-    sites = _sites(run, models, data, feedback)
-    server = ModelServer(host, port, models, tuple(allowed_hosts or ()), sites)
+    sites = _sites(run, models, data, feedback, 60 * feedback_every)
+    server = ModelServer(host, port, models, tuple(allowed_hosts or ()), sites, tokens)
     place = server.url + ("models/NAME/" if len(models) > 1 else "")
     names = f"; NAME is one of {', '.join(models)}" if len(models) > 1 else ""
     typer.echo(f"answers at {place}predict, {server.url}health and {server.url}metrics{names}")
@@ -121,8 +142,28 @@ def serve_model(
             site.end()
 
 
+def _tokens(
+    feedback: int | None, file: Path | None, listen: str, *, is_near: bool
+) -> tuple[str, ...]:
+    """Return the tokens by which labels come; none on loopback unless a file has some."""
+    from fedcli.serving.tokens import tokens_in
+
+    if file is not None and feedback is None:
+        raise ConfigError("--feedback-tokens is for --feedback: leave it out, or take labels back")
+    if file is None and feedback is not None and not is_near:
+        raise ConfigError(
+            f"--listen {listen} can be reached from other machines, and labels change what the "
+            "model learns: say by --feedback-tokens FILE who may send them"
+        )
+    return () if file is None else tokens_in(file)
+
+
 def _sites(
-    run: Path | None, models: Mapping[str, LiveModel], data: Path | None, feedback: int | None
+    run: Path | None,
+    models: Mapping[str, LiveModel],
+    data: Path | None,
+    feedback: int | None,
+    every_s: float,
 ) -> dict[str, Site]:
     """Return the data of the clients whose models answer, by the names of these."""
     from fedcli.data.store.own_files import cut_before
@@ -137,7 +178,7 @@ def _sites(
         client = int(name.removeprefix("client-"))
         root = data or cut_before(run / "own-data", client)
         if root is not None:
-            found[name] = Site(root, client, feedback)
+            found[name] = Site(root, client, feedback, every_s)
         elif feedback is not None:
             raise ConfigError(
                 f"{run / 'own-data'} holds no data of client {client}: name the directory above "

@@ -2,10 +2,12 @@
 
     DIR/<id>/served.db    beside the client's data; nothing of it leaves the site but as a task
 
-A row is one input with its label; the same input is one row, whoever sends it and however often. A
-row counts once its commit is on the disk: a call that was answered loses none to ``kill -9`` or a
-loss of power, and one that is sent again adds none. The file does not grow beyond its bound: the
-oldest inputs that were asked go, and labels that find no room are refused.
+A row is one prediction of a request with its label: it is known by where it came from, the request
+and its position there, and never by its content, which other people's rows may equal. A row counts
+once its commit is on the disk: a call that was answered loses none to ``kill -9`` or a loss of
+power, and one that is sent again adds none. The file does not grow beyond its bound: the oldest
+inputs that were asked go, as do the keys of old rows that became tasks, and labels that find no
+room are refused.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ MAX_BYTES = 256 << 20
 """Size of the file; inputs that were asked take half of it at most."""
 KEPT_S = 30 * 86400
 """How long an input that was asked waits for its label."""
+KEPT_ROWS = 250_000
+"""Of so many of the last rows the file knows that they became part of a task."""
 PAGE, BESIDE = 4096, 200
 """Bytes of a page of the file, and of a request beside its inputs."""
 TABLES = (
@@ -152,22 +156,28 @@ class LabelStore:
 
     # --- labels -----------------------------------------------------------------------------------
 
-    def label(self, x: Array, classes: Sequence[str]) -> Counter[str]:
+    def label(
+        self,
+        origin: str,
+        places: Sequence[int],
+        x: Array,
+        classes: Sequence[str],
+    ) -> Counter[str]:
         """Keep rows (n, *input_shape) with their classes; return how many were what.
 
-        ``taken`` are new, ``known`` were there, ``corrected`` had another class, and ``late`` ones
-        had another class and are part of a task already: they change nothing.
+        A row is named by its ``origin``, which only those know who may label it, and by its place
+        there. ``taken`` are new, ``known`` were there, ``corrected`` had another class, and
+        ``late`` ones had another class and are part of a task already: they change nothing.
         """
         told = Counter[str]()
         with self._changing(safely=True) as db:
             (call,) = db.execute("SELECT coalesce(max(seq), 0) FROM rows").fetchone()
-            for one, name in zip(x, classes, strict=True):
-                content = np.ascontiguousarray(one).tobytes()
-                key = sha256(content).digest()
+            for place, one, name in zip(places, x, classes, strict=True):
+                key = sha256(f"{origin} {place}".encode()).digest()
                 before = db.execute("SELECT class, batch FROM rows WHERE key = ?", (key,))
                 had = before.fetchone()
                 if had is None:
-                    row = key, content, name, call
+                    row = key, np.ascontiguousarray(one).tobytes(), name, call
                     db.execute("INSERT INTO rows (key, x, class, call) VALUES (?, ?, ?, ?)", row)
                     told["taken"] += 1
                 elif had[0] == name:
@@ -186,12 +196,16 @@ class LabelStore:
             found = self._db.execute("SELECT count(*) FROM rows WHERE batch IS NULL")
             return int(found.fetchone()[0])
 
-    def gather(self, taken: Sequence[int] = ()) -> None:
-        """Let all rows that wait be of the next batch, whose number is beyond those ``taken``."""
+    def gather(self, taken: Sequence[int], facts: Mapping[str, Any]) -> None:
+        """Let all rows that wait be of the next batch, whose number is beyond those ``taken``.
+
+        Facts are kept in the same step.
+        """
         with self._changing(safely=True) as db:
             (last,) = db.execute("SELECT coalesce(max(batch), -1) FROM rows").fetchone()
             number = max(last, *taken, -1) + 1
             db.execute("UPDATE rows SET batch = ? WHERE batch IS NULL", (number,))
+            _keep(db, facts)
 
     def batches(self, kind: np.dtype[Any]) -> list[Batch]:
         """Return the batches that were gathered and are no task yet, in their order."""
@@ -214,9 +228,12 @@ class LabelStore:
         ]
 
     def done(self, batch: int, facts: Mapping[str, Any]) -> None:
-        """Keep no longer what became a task; keep facts in the same step."""
+        """Keep no longer what became a task, nor the oldest keys; keep facts in the same step."""
         with self._changing(safely=True) as db:
             db.execute("UPDATE rows SET x = NULL WHERE batch = ?", (batch,))
+            (last,) = db.execute("SELECT coalesce(max(seq), 0) FROM rows").fetchone()
+            old = "DELETE FROM rows WHERE seq <= ? AND x IS NULL"
+            db.execute(old, (last - KEPT_ROWS,))
             _keep(db, facts)
 
     # --- facts ------------------------------------------------------------------------------------

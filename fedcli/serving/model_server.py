@@ -7,10 +7,11 @@ before it is read, and every answer but the metrics is one line of JSON.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -18,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
@@ -38,12 +40,14 @@ from fedcli.serving.label_store import Asked
 from fedcli.serving.live_model import LiveModel, Loaded
 from fedcli.serving.open_inference import BINARY, inferred, metadata, version_of
 from fedcli.serving.site import Site, TooFast, places_of
+from fedcli.serving.tokens import bearer
 from fedmodels.errors import ArchiveNotWritten, DataError, FedtideError, pip_line
 from fedmodels.http_server import HttpServer, Response
 from fedmodels.machine import cores
 from fedmodels.printable import json_text, printable
 
-JSON = "application/json; charset=utf-8"
+JSON_KIND = "application/json"
+JSON = f"{JSON_KIND}; charset=utf-8"
 MAX_BODY = 16 << 20
 """Bytes that may be sent."""
 MAX_DRAINED = 4 * MAX_BODY
@@ -96,11 +100,14 @@ class ModelServer(HttpServer):
         models: Mapping[str, LiveModel],
         allowed_hosts: tuple[str, ...] = (),
         sites: Mapping[str, Site] = NO_SITES,
+        tokens: tuple[str, ...] = (),
     ) -> None:
         """Bind to a place; raise ConfigError if that is not possible.
 
-        ``sites`` have the data of clients whose models are watched, by the names of these.
+        ``sites`` have the data of clients whose models are watched, by the names of these. Where
+        there are ``tokens``, labels come with one of them.
         """
+        self._tokens = tokens
         self.models, self.sites, self.figures = models, sites, Figures()
         workers = min(cores(), MAX_WORKERS)
         self._pool = ThreadPoolExecutor(workers, "predict")
@@ -173,7 +180,8 @@ class ModelServer(HttpServer):
             told["parameters"] = {"sha256": now.sha256, "run": now.run}
             return self._noted(name, now, found, told)
 
-        return await self._timed(name, live, request, find, "application/json")
+        # tritonclient says no type; a page of another origin that does so is refused before
+        return await self._timed(name, live, request, find, (JSON_KIND, ""))
 
     def _noted(
         self, name: str, now: Loaded, found: Predictions, told: dict[str, Any]
@@ -190,28 +198,39 @@ class ModelServer(HttpServer):
         if site is None or site.store is None:
             raise NoSuch("labels are not taken back here: fedcli serve-model --feedback does so")
 
-        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any]:
-            return _labelled(site, now, body)
+        whose = bearer(request.headers.get("authorization", ""), self._tokens)
+        if self._tokens and whose is None:
+            line = "labels come with one of the tokens of --feedback-tokens: Authorization: Bearer"
+            found = self.sent(refused(HTTPStatus.UNAUTHORIZED, line), live)
+            found.headers["WWW-Authenticate"] = "Bearer"
+            return found
 
-        return self.sent(await self._answer(name, live, request, find, "application/json"), live)
+        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any]:
+            return _labelled(site, now, body, whose or "")
+
+        return self.sent(await self._answer(name, live, request, find, (JSON_KIND,)), live)
 
     async def _timed(
-        self, name: str, live: LiveModel, request: Request, find: Find, kind: str = ""
+        self,
+        name: str,
+        live: LiveModel,
+        request: Request,
+        find: Find,
+        kinds: Collection[str] = KINDS,
     ) -> HttpResponse:
         begun = time.monotonic()
         try:
-            answer = await self._answer(name, live, request, find, kind)
+            answer = await self._answer(name, live, request, find, kinds)
         except asyncio.CancelledError:
             answer = refused(HTTPStatus.SERVICE_UNAVAILABLE, "the server ends: come again later")
         self.figures.count(name, answer.status, time.monotonic() - begun)
         return self.sent(answer, live)
 
     async def _answer(
-        self, name: str, live: LiveModel, request: Request, find: Find, kind: str
+        self, name: str, live: LiveModel, request: Request, find: Find, kinds: Collection[str]
     ) -> Response:
-        """Have a body answered; it is of the ``kind`` that is given, or that its caller says."""
-        said = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        kind = kind or said
+        """Have a body answered whose content type is one of some kinds."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
             body = await asyncio.wait_for(_body_of(request), BODY_S)
         except TimeoutError:
@@ -222,8 +241,9 @@ class ModelServer(HttpServer):
         if body is None:
             line = f"more than {MAX_BODY} bytes are sent; at most {MAX_BODY} are taken"
             return refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, line)
-        if kind not in KINDS:
-            line = f"the content type {printable(kind, 60)!r} is none of {', '.join(KINDS)}"
+        if kind not in kinds:
+            known = ", ".join(filter(None, kinds))
+            line = f"the content type {printable(kind, 60)!r} is none of {known}"
             return refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, line)
         if self._under_way >= self._most:
             line = f"{self._under_way} requests are under way: come again later"
@@ -393,17 +413,25 @@ def _predicted(now: Loaded, end: str, body: bytes) -> Predictions:
     return found
 
 
-def _labelled(site: Site, now: Loaded, body: bytes) -> dict[str, Any]:
-    """Return what became of labels for inputs, or for those of an answered request."""
-    request, inputs, labels = feedback_of(body, now.model.facts)
+def _labelled(site: Site, now: Loaded, body: bytes, whose: str) -> dict[str, Any]:
+    """Return what became of labels for inputs, or for those of an answered request.
+
+    The id of a request is known to its caller alone. Of inputs that were asked of nobody, rows are
+    those of a caller's token, id and inputs: nobody hears of, or changes, another one's.
+    """
+    request, inputs, names = feedback_of(body, now.model.facts)
     assert site.store is not None
     asked = site.store.asked(request) if inputs is None else Asked(inputs.x, *places_of(inputs))
     if asked is None:
         raise NoSuch(f"no request {printable(request, 40)!r} was answered here lately")
-    if len(labels) != asked.answers:
-        raise DataError(f"{len(labels)} labels come for {asked.answers} predictions")
-    names = [labels[place] for place in asked.places]
-    return {"model": _about(now), **site.label(asked.x, names, now)}
+    if len(names) != asked.answers:
+        raise DataError(f"{len(names)} labels come for {asked.answers} predictions")
+    origin = f"request {request}"
+    if inputs is not None:
+        content = hashlib.sha256(np.ascontiguousarray(inputs.x).tobytes()).hexdigest()
+        origin = f"call {whose} {request} {content}"
+    given = [names[place] for place in asked.places]
+    return {"model": _about(now), **site.label(origin, asked.places, asked.x, given, now)}
 
 
 def _about(now: Loaded) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 Labels that came become the client's next task: a folder of arrays is added as ``fedcli add-task``
 adds one, and the client that joined announces it. A batch is gathered on the disk before it is
 added, and adding the same content again adds nothing: so whatever is killed, each row is in one
-task.
+task. Labels that come faster than tasks may follow each other wait, and become one larger task.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ RATE = 6000
 AT_ALARM = 10
 """Rows with labels that make a task once an alarm of drift is on, if no fewer make one."""
 MAX_LETTERS, FOLDER = 60, "feedback-"
+LAST = "gathered"
+"""The fact at which time labels were gathered last."""
 OWED = "drifted"
 """The fact that an alarm was told which no task has followed: what moved, in words."""
 log = logging.getLogger(__name__)
@@ -59,16 +62,17 @@ class TooFast(DataError):
 class Site:
     """The client's data beside one served model."""
 
-    def __init__(self, root: Path, client: int, rows: int | None) -> None:
+    def __init__(self, root: Path, client: int, rows: int | None, every_s: float = 0.0) -> None:
         """Open a client's data below a root; so many ``rows`` with labels make a task.
 
-        Without ``rows`` inputs are watched, no label is taken, and nothing is written.
+        Between two tasks there are ``every_s`` seconds at least, whatever callers send. Without
+        ``rows`` inputs are watched, no label is taken, and nothing is written.
 
         Raises:
             DataError: the data are missing or damaged.
             ConfigError: no labels can be taken back.
         """
-        self._root, self._client, self._rows = root, client, rows
+        self._root, self._client, self._rows, self._every_s = root, client, rows, every_s
         self._data = open_data(root, client)
         if rows is not None and learns_targets(self._data):
             raise ConfigError("--feedback takes back classes, and the data have targets")
@@ -80,6 +84,8 @@ class Site:
         self._is_testing, self._counting = threading.Lock(), threading.Lock()
         self._left, self._filled = float(RATE), time.monotonic()
         self._told = ""
+        self._timer: threading.Timer | None = None
+        """What looks again once the next task may be made; the pool's thread sets it."""
         self.rows = Counter[str]()
         """Rows with labels that came, by what became of them."""
         self._later(self._make_tasks)
@@ -142,8 +148,17 @@ class Site:
 
     # --- labels -----------------------------------------------------------------------------------
 
-    def label(self, x: Array, names: Sequence[str | None], now: Loaded) -> dict[str, Any]:
+    def label(
+        self,
+        origin: str,
+        places: Sequence[int],
+        x: Array,
+        names: Sequence[str | None],
+        now: Loaded,
+    ) -> dict[str, Any]:
         """Take rows (n, *input_shape) with their classes, None for no label; return what became.
+
+        Rows are named by their ``origin`` and their places there (n,).
 
         Raises:
             DataError: the model is for other data, a class is none of the client's and of the
@@ -162,7 +177,8 @@ class Site:
         labelled = [row for row, name in enumerate(names) if name is not None]
         kept = self._of_kind(x[labelled])
         self._spend(len(labelled))
-        told = self.store.label(kept, [name for name in names if name is not None])
+        classes = [name for name in names if name is not None]
+        told = self.store.label(origin, [places[row] for row in labelled], kept, classes)
         with self._counting:
             self.rows.update(told)
         self._later(self._make_tasks)
@@ -200,14 +216,35 @@ class Site:
         try:
             owed = store.kept(OWED, "", str)
             if store.waiting >= (min(self._rows, AT_ALARM) if owed else self._rows):
-                folders = self._data.directory.glob(f"{FOLDER}*")
-                store.gather([int(n) for f in folders if (n := f.name[len(FOLDER) :]).isdecimal()])
+                if (wait := self._early_s()) > 0:
+                    self._look_again(wait)
+                else:
+                    folders = self._data.directory.glob(f"{FOLDER}*")
+                    taken = [int(n) for f in folders if (n := f.name[len(FOLDER) :]).isdecimal()]
+                    store.gather(taken, {LAST: time.time()})
             for batch in store.batches(self._data.kind() or np.dtype(np.float32)):
                 owed = "" if self._add(batch, owed) else owed
                 store.done(batch.number, {OWED: owed})
             self._told = ""
         except (ArchiveError, OSError) as error:  # a full disk, say: tried again with the next rows
             self._say(reason_of(error) if isinstance(error, OSError) else str(error))
+
+    def _early_s(self) -> float:
+        """Return for how many seconds the next task may not be made yet."""
+        assert self.store is not None
+        since = time.time() - self.store.kept(LAST, -self._every_s, float)
+        return self._every_s - since if since >= 0 else 0.0  # the clock was set back
+
+    def _look_again(self, seconds: float) -> None:
+        """Make tasks later, unless that is to be done already."""
+        if self._timer is None or not self._timer.is_alive():
+            self._timer = threading.Timer(seconds, self._due)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _due(self) -> None:
+        with suppress(RuntimeError):  # the server has ended
+            self._later(self._make_tasks)
 
     def _add(self, batch: Batch, drifted: str) -> bool:
         """Add a batch to the client's data, and tell whether it is a task.
@@ -261,6 +298,8 @@ class Site:
     def end(self) -> None:
         """End what goes on beside answers, and let another process have the file."""
         self._pool.shutdown()
+        if self._timer is not None:
+            self._timer.cancel()
         if self.store is not None:
             self.store.close()
 

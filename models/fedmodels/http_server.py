@@ -22,6 +22,7 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
@@ -49,6 +50,8 @@ MAX_CONNECTIONS, MAX_TO_PAGES = 1024, 128
 """Connections that are open and answered, to models and to pages; each takes an open file."""
 SHARE, SHARE_OF_PAGES = 4, 8
 """They are no more than one in so many of the files that this process may open."""
+READING = ("GET", "HEAD", "OPTIONS")
+"""Methods that change nothing: what they answer is kept from other origins by the browser."""
 BEYOND = "beyond"
 """In the state of a request: its connection came when as many as may be were open."""
 BACKLOG = 512
@@ -183,7 +186,11 @@ class HttpServer:
         return HttpResponse(answer.body, int(answer.status), headers)
 
     def _for_here(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that refuses requests which mean another server."""
+        """Return an application that refuses what means another server, or comes from its pages.
+
+        A browser lets any page send some requests to any server, and says by ``Origin`` whose page
+        it was.
+        """
 
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
             if scope.get("state", {}).get(BEYOND):
@@ -191,13 +198,19 @@ class HttpServer:
                 full = self.sent(self.refused(HTTPStatus.SERVICE_UNAVAILABLE, line))
                 full.headers["Connection"] = "close"
                 return await full(scope, receive, send)
-            host = next((v for name, v in scope["headers"] if name == b"host"), b"")
-            if is_addressed(host.decode("latin-1"), self._host, self._allowed):
+            headers = Headers(scope=scope)
+            host = headers.get("host", "")
+            if not is_addressed(host, self._host, self._allowed):
+                line = f"this server is asked for by {self.addressed}"
+                refused = self.refused(HTTPStatus.MISDIRECTED_REQUEST, line)
+            elif scope["method"] not in READING and any(
+                not is_own_origin(origin, host) for origin in headers.getlist("origin")
+            ):
+                line = "a page of another origin may not send this"
+                refused = self.refused(HTTPStatus.FORBIDDEN, line)
+            else:
                 return await app(scope, receive, send)
-            line = f"this server is asked for by {self.addressed}"
-            await self.sent(self.refused(HTTPStatus.MISDIRECTED_REQUEST, line))(
-                scope, receive, send
-            )
+            await self.sent(refused)(scope, receive, send)
 
         return checked
 
@@ -277,3 +290,15 @@ def is_addressed(header: str, host: str, allowed: tuple[str, ...]) -> bool:
         own = {"localhost", host.lower(), socket.gethostname().lower()}
         return name in own or any(name and fnmatch(name, each.lower()) for each in allowed)
     return True
+
+
+def is_own_origin(origin: str, host: str) -> bool:
+    """Tell whether an Origin header names the server that the Host header means, by its port too.
+
+    A proxy may have taken TLS off, so ``https`` is as good as ``http``.
+    """
+    found = re.fullmatch(r"(https?)://([^/\s]+)", origin.lower())
+    if not found:
+        return False
+    usual = ":80" if found[1] == "http" else ":443"
+    return found[2].removesuffix(usual) == host.lower().removesuffix(usual)

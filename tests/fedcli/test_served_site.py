@@ -67,8 +67,13 @@ def asked(of: Site, now: Loaded, x: Any) -> str:
     return of.answered(now, predicted(now.model, NewInputs(Path("x"), x)))
 
 
+def label(of: Site, x: Any, names: list[str], now: Loaded, call: str = "") -> dict[str, Any]:
+    """Send labels in a call of its own: by default another one for other rows."""
+    return of.label(call or str(x.tolist()), range(len(x)), x, names, now)
+
+
 def labelled(of: Site, x: Any, names: list[str], now: Loaded) -> None:
-    of.label(x, names, now)
+    label(of, x, names, now)
     of._make_tasks()
 
 
@@ -93,28 +98,47 @@ def test_labels_that_come_later_become_a_task(root, live):
     server = ModelServer("127.0.0.1", 0, {"client-7": live}, sites={"client-7": here})
     end, ask = server.begin("serve-model"), Served(server.port)
     x, _ = points(6, 3)
-    _, plain = ask("/predict", x.tolist())
-    _, v2 = ask("/v2/models/client-7/infer", {"inputs": [tensor(x.tolist(), (6, 2))]})
+    _, plain = ask("/predict", x[:3].tolist())
+    _, v2 = ask("/v2/models/client-7/infer", {"inputs": [tensor(x[3:].tolist(), (3, 2))]})
     first, second = plain["request"], v2["parameters"]["request"]
     assert first != second
-    taken = {"request": first, "labels": ["no", "yes", "no", "yes", None, "no"]}
+    taken = {"request": first, "labels": ["no", None, "no"]}
     status, told = ask("/feedback", taken)
     counts = "taken", "known", "corrected", "late", "waiting", "task_at"
-    assert (status, [told[k] for k in counts]) == (200, [5, 0, 0, 0, 5, 10])
-    again = {"request": second, "labels": ["no", "yes", "no", "yes", "yes", "yes"]}
-    told = ask("/models/client-7/feedback", again)[1]  # the same inputs, asked by the protocol
-    assert [told[k] for k in counts] == [1, 4, 1, 0, 6, 10]
+    assert (status, [told[k] for k in counts]) == (200, [2, 0, 0, 0, 2, 10])
+    again = {"request": first, "labels": ["yes", "no", "no"]}
+    told = ask("/feedback", again)[1]
+    assert [told[k] for k in counts] == [1, 1, 1, 0, 3, 10]
+    told = ask("/models/client-7/feedback", {"request": second, "labels": ["no", "yes", "no"]})[1]
+    assert [told[k] for k in counts] == [3, 0, 0, 0, 6, 10]
     more = points(4, 4)[0].tolist()
-    told = ask("/feedback", {"inputs": more, "labels": NAMES * 2})[1]
+    call = {"id": "a" * 16, "inputs": more, "labels": NAMES * 2}
+    told = ask("/feedback", call)[1]
     assert (told["taken"], told["waiting"]) == (4, 10)
+    told = ask("/feedback", call)[1]
+    assert (told["taken"], told["known"]) == (0, 4), "sent again, it adds nothing"
     for wrong, code, line in (
-        ({"request": first, "labels": ["no"]}, 400, "1 labels come for 6 predictions"),
+        ({"request": first, "labels": ["no"]}, 400, "1 labels come for 3 predictions"),
         ({"request": "x", "labels": ["no"]}, 404, "no request 'x' was answered here lately"),
-        ({"inputs": [1, 0], "labels": ["Yes"]}, 400, "'Yes' is no class of the model: write 'yes'"),
-        ({"inputs": [1, 0], "labels": ["may be"]}, 400, "'may be' is no class of the model"),
-        ({"inputs": [1, 0], "labels": [[1]]}, 400, "a label is the name of a class, or null"),
-        ({"inputs": [1], "labels": ["no"]}, 400, "the model takes [2]"),
-        ({"inputs": [1, 0], "request": first, "labels": ["no"]}, 400, "in place of a request"),
+        (
+            {"id": "b" * 16, "inputs": [1, 0], "labels": ["Yes"]},
+            400,
+            "'Yes' is no class of the model: write 'yes'",
+        ),
+        (
+            {"id": "b" * 16, "inputs": [1, 0], "labels": ["may be"]},
+            400,
+            "'may be' is no class of the model",
+        ),
+        (
+            {"id": "b" * 16, "inputs": [1, 0], "labels": [[1]]},
+            400,
+            "a label is the name of a class, or null",
+        ),
+        ({"id": "b" * 16, "inputs": [1], "labels": ["no"]}, 400, "the model takes [2]"),
+        ({"inputs": [1, 0], "request": first, "labels": ["no"]}, 400, "the id your own"),
+        ({"inputs": [1, 0], "labels": ["no"]}, 400, "the id your own"),
+        ({"id": "1", "inputs": [1, 0], "labels": ["no"]}, 400, "16 to 128 printable letters"),
         ({"request": 3, "labels": ["no"]}, 400, "named by the id"),
         ([1, 2], 400, "labels come as"),
     ):
@@ -126,10 +150,106 @@ def test_labels_that_come_later_become_a_task(root, live):
     end()
     assert [sum(task.train) + sum(task.test) for task in tasks_of(root)] == [240, 10]
     assert rows_in(root) == {tuple(map(float, row)) for row in [*x.tolist(), *more]}
-    with_site = Site(root, 7, 10)
-    told = with_site.label(x[:2], ["yes", "yes"], live.now())
+    again_here = Site(root, 7, 10)
+    told = again_here.label(f"request {first}", [0, 1], x[:2], ["no", "no"], live.now())
     assert (told["late"], told["known"], told["waiting"]) == (1, 1, 0)
-    with_site.end()
+    again_here.end()
+
+
+def test_equal_rows_of_one_request_are_rows_of_their_own(root, live):
+    """Of 100 equal predictions, labelled 70 times so and 30 times otherwise, one row was left."""
+    here = Site(root, 7, 100)
+    server = ModelServer("127.0.0.1", 0, {"client-7": live}, sites={"client-7": here})
+    end, ask = server.begin("serve-model"), Served(server.port)
+    told = ask("/predict", [[1.0, 0.0]] * 100)[1]
+    names = ["no"] * 70 + ["yes"] * 30
+    told = ask("/feedback", {"request": told["request"], "labels": names})[1]
+    assert (told["taken"], told["waiting"]) == (100, 100)
+    end()
+    here.end()
+    task = tasks_of(root)[1]
+    assert [a + b for a, b in zip(task.train, task.test, strict=True)] == [70, 30]
+
+
+def test_a_caller_neither_hears_of_rows_of_others_nor_changes_their_labels(root, live):
+    """With the answers known, corrected and late one could ask whether a row was there."""
+    here = Site(root, 7, 1000)
+    tokens = "m" * 32, "n" * 32
+    models = {"client-7": live}
+    server = ModelServer("127.0.0.1", 0, models, sites={"client-7": here}, tokens=tokens)
+    end, ask = server.begin("serve-model"), Served(server.port)
+    mine, other = ({"Authorization": f"Bearer {token}"} for token in tokens)
+    row = [[1.0, 0.0]]
+    request = ask("/predict", row)[1]["request"]
+    assert ask("/feedback", {"request": request, "labels": ["no"]}, **mine)[1]["taken"] == 1
+    call = {"id": "0" * 16, "inputs": row, "labels": ["no"]}
+    assert ask("/feedback", call, **mine)[1]["taken"] == 1
+    heard = []
+    for label in NAMES:
+        for inputs in (row, [[9.0, 9.0]]):  # one that is there, and one that is not
+            told = ask("/feedback", {**call, "inputs": inputs, "labels": [label]}, **other)[1]
+            heard.append({k: told[k] for k in ("taken", "known", "corrected", "late")})
+    assert heard[0] == heard[1]
+    assert heard[2] == heard[3]
+    end()
+    assert here.store is not None
+    here.store.gather([], {})
+    (batch,) = here.store.batches(np.dtype(np.float32))
+    assert [*batch.classes] == ["no", "no", "yes", "yes"], "two of mine, two of the other one"
+    here.end()
+
+
+def test_tasks_do_not_follow_each_other_faster_than_they_may(root, live, monkeypatch):
+    """One caller had made 78 tasks in 25 seconds, and each was trained."""
+    clock = [1e9]
+    monkeypatch.setattr(site.time, "time", lambda: clock[0])
+    here, now = Site(root, 7, 10, every_s=3600), live.now()
+    rows = [points(10, seed) for seed in range(20, 30)]
+    for x, y in rows[:8]:
+        label(here, x, [NAMES[k] for k in y], now)
+        here._pool.submit(int).result()
+    assert len(tasks_of(root)) == 2
+    assert here.store is not None
+    here.store.keep({OWED: "it moved"})
+    for step in (0.0, 3599.0):
+        clock[0] += step
+        x, y = rows[8]
+        label(here, x + step, [NAMES[k] for k in y], now)
+        here._pool.submit(int).result()
+        assert len(tasks_of(root)) == 2, "nor with an alarm"
+    here.end()
+    again = Site(root, 7, 10, every_s=3600)
+    again._pool.submit(int).result()
+    assert len(tasks_of(root)) == 2, "nor after a restart"
+    assert again._timer is not None
+    assert 0 < again._timer.interval <= 1
+    clock[0] += 1
+    again._timer.join()
+    again._pool.submit(int).result()
+    again.end()
+    task = tasks_of(root)[2]
+    assert sum(task.train) + sum(task.test) == 90, "what waited is one task, and nothing is lost"
+    clock[0] -= 1e6
+    third = Site(root, 7, 10, every_s=3600)
+    label(third, rows[9][0], [NAMES[k] for k in rows[9][1]], now)
+    third.end()
+    assert len(tasks_of(root)) == 4, "a clock that was set back stops nothing"
+
+
+def test_the_keys_of_old_rows_go(tmp_path, monkeypatch):
+    """Of every row for ever there was a key, and after two million no label had room."""
+    monkeypatch.setattr(label_store, "MAX_BYTES", 256 << 10)
+    monkeypatch.setattr(label_store, "KEPT_ROWS", 200)
+    store, x = LabelStore(tmp_path, [2]), np.zeros((100, 2), np.float32)
+    for call in range(60):
+        told = store.label(f"call {call}", range(100), x, ["no"] * 100)
+        assert told == {"taken": 100}
+        store.gather([], {})
+        (batch,) = store.batches(np.dtype(np.float32))
+        assert batch.number == call
+        store.done(batch.number, {})
+        assert store.label(f"call {call}", range(100), x, ["no"] * 100) == {"known": 100}
+    store.close()
 
 
 def test_without_the_option_no_label_is_taken_and_nothing_is_written(root, live, tmp_path, capsys):
@@ -137,7 +257,7 @@ def test_without_the_option_no_label_is_taken_and_nothing_is_written(root, live,
     server = ModelServer("127.0.0.1", 0, {"client-7": live}, sites={"client-7": here})
     end, ask = server.begin("serve-model"), Served(server.port)
     assert "request" not in ask("/predict", [[1.0, 0.0]])[1]
-    assert ask("/feedback", {"inputs": [1, 0], "labels": ["no"]})[0] == 404
+    assert ask("/feedback", {"id": "a" * 16, "inputs": [1, 0], "labels": ["no"]})[0] == 404
     end()
     here.end()
     assert {path.name for path in (root / "7").iterdir()} == {"client.json", "task-0"}
@@ -177,7 +297,7 @@ def test_a_kill_at_any_step_loses_no_row_and_adds_none_twice(
             labelled(here, x, names, live.now())
     here.end()
     again = Site(root, 7, 10)  # takes up what was left
-    again.label(x, names, live.now())  # a caller that heard nothing sends it again
+    label(again, x, names, live.now())  # a caller that heard nothing sends it again
     again.end()
     assert len(tasks_of(root)) == 2
     assert rows_in(root) == {tuple(map(float, row)) for row in x}
@@ -189,7 +309,7 @@ def test_what_was_answered_is_on_the_disk(tmp_path):
         "import os, signal, sys, numpy as np; from pathlib import Path\n"
         "from fedcli.serving.label_store import LabelStore\n"
         "store = LabelStore(Path(sys.argv[1]), [2])\n"
-        "store.label(np.ones((1, 2), np.float32), ['no'])\n"
+        "store.label('call', [0], np.ones((1, 2), np.float32), ['no'])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=os.environ, check=False)
@@ -206,12 +326,12 @@ def test_what_may_not_be_is_refused(root, live, monkeypatch, tmp_path):
     here = Site(root, 7, 10)
     now = live.now()
     with pytest.raises(DataError, match="send them in parts"):
-        here.label(np.zeros((RATE + 1, 2)), ["no"] * (RATE + 1), now)
+        label(here, np.zeros((RATE + 1, 2)), ["no"] * (RATE + 1), now)
     here._left = 1.0
     with pytest.raises(TooFast, match="a minute"):
-        here.label(np.zeros((1000, 2)), ["no"] * 1000, now)
+        label(here, np.zeros((1000, 2)), ["no"] * 1000, now)
     with pytest.raises(DataError, match="the client's inputs are float32"):
-        here.label(np.array([[1e39, 0]]), ["no"], now)
+        label(here, np.array([[1e39, 0]]), ["no"], now)
     with pytest.raises(ArchiveNotWritten, match="another server has it"):
         LabelStore(root / "7", [2])
     here.end()
@@ -224,7 +344,7 @@ def test_what_may_not_be_is_refused(root, live, monkeypatch, tmp_path):
     assert found is not None
     assert found.x.shape == (100, 2)
     with pytest.raises(ArchiveNotWritten, match="full"):
-        small.label(np.random.default_rng(0).normal(size=(10_000, 2)), ["no"] * 10_000)
+        small.label("call", range(10_000), np.zeros((10_000, 2)), ["no"] * 10_000)
     assert small.waiting == 0, "all of a request, or nothing"
     small.close()
     (tmp_path / label_store.FILE).write_bytes(b"damaged" * 1000)
@@ -242,8 +362,8 @@ def test_whole_numbers_stay_whole(root, live):
         np.save(data / f"{part}_x.npy", np.zeros((120, 2), np.uint8))
     here = Site(root, 7, 10)
     with pytest.raises(DataError, match="the client's inputs are uint8"):
-        here.label(np.array([[0.5, 1]]), ["no"], live.now())
-    assert here.label(np.array([[3.0, 1]]), ["no"], live.now())["taken"] == 1
+        label(here, np.array([[0.5, 1]]), ["no"], live.now())
+    assert label(here, np.array([[3.0, 1]]), ["no"], live.now())["taken"] == 1
     here.end()
 
 
@@ -259,7 +379,7 @@ def test_labels_that_are_no_task_stay_beside_the_data(root, live, caplog, monkey
     here, (x, y) = Site(root, 7, 10), points(12, 6)
     with monkeypatch.context() as patched:
         patched.setattr(site, "add_task", refused)
-        here.label(x, [NAMES[k] for k in y], live.now())
+        label(here, x, [NAMES[k] for k in y], live.now())
         here.end()
     assert "labels that came are no task: they are in earlier tasks already" in caplog.text
     assert np.load(root / "7/feedback-0/train_x.npy").shape == (12, 2)
@@ -269,7 +389,7 @@ def test_labels_that_are_no_task_stay_beside_the_data(root, live, caplog, monkey
     assert len(tasks_of(root)) == 1, "they are not tried again"
     (root / "7" / label_store.FILE).unlink()
     third, (x, y) = Site(root, 7, 10), points(12, 7)
-    third.label(x, [NAMES[k] for k in y], live.now())
+    label(third, x, [NAMES[k] for k in y], live.now())
     third.end()
     assert len(tasks_of(root)) == 2
     assert np.load(root / "7/feedback-0/train_x.npy").shape == (12, 2), "nor written over"
@@ -288,7 +408,7 @@ def test_windows_that_overlap_are_of_one_part(root, live, sizes, tested, monkeyp
     here = Site(root, 7, 11)
     for call, size in enumerate(sizes):
         x = np.random.default_rng(call).normal(call, 0.01, (size, 1, 4)).astype(np.float32)
-        here.label(x, [NAMES[n % 2] for n in range(size)], live.now())
+        label(here, x, [NAMES[n % 2] for n in range(size)], live.now())
     here.end()
     data = open_data(root, 7)
     calls = [{*data.raw(1, p)[0].round().ravel().tolist()} for p in ("train", "test")]
@@ -306,9 +426,9 @@ def test_what_is_refused_leaves_an_alarm_for_the_next_task(root, live, monkeypat
     here.store.keep({OWED: "it moved"})
     with monkeypatch.context() as patched:
         patched.setattr(site, "add_task", refused)
-        here.label(x[:AT_ALARM], names[:AT_ALARM], live.now())
+        label(here, x[:AT_ALARM], names[:AT_ALARM], live.now())
         here._pool.submit(int).result()
-    here.label(x[AT_ALARM:], names[AT_ALARM:], live.now())
+    label(here, x[AT_ALARM:], names[AT_ALARM:], live.now())
     here.end()
     assert tasks_of(root)[1].drifted == "it moved"
 
@@ -321,7 +441,7 @@ def test_a_model_for_other_data_answers_and_nothing_of_it_is_kept(root, live, ca
     here = Site(root, 7, 10)
     assert not asked(here, live.now(), points(WINDOW)[0])
     with pytest.raises(DataError, match=r"takes \[2\], and the client's data have \[3\]"):
-        here.label(points(1)[0], ["no"], live.now())
+        label(here, points(1)[0], ["no"], live.now())
     here.end()
     assert "neither watched nor kept: the model takes [2]" in caplog.text
     assert here.watch.windows == 0
@@ -372,7 +492,7 @@ def test_inputs_that_moved_are_told_and_labels_become_a_task_at_once(root, live,
     assert "its model is asked moved from its data: the mean of number 1, by" in caplog.text
     again = Site(root, 7, 1000)
     x, y = points(AT_ALARM, 21, shift=3.0)
-    again.label(x, [NAMES[k] for k in y], now)
+    label(again, x, [NAMES[k] for k in y], now)
     again.end()
     (first, task) = tasks_of(root)
     assert not first.drifted
