@@ -10,13 +10,17 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from fedcli.data.store.client_data import ABOUT
 from fedcli.data.store.own_files import cut_before, is_cut
+from fedcli.gate.gate import Gate
 from fedcli.gate.rules import Rules
 from fedcli.runtime.client_part import Brought
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.config.bounds import DETAILS, CountDetail
+from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
+from fedmodels.data_description import ClientFile, read_file
 from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
@@ -111,7 +115,7 @@ def host_of(
         from fedcli.runtime.announcer import Watched
 
         brought["watched"] = Watched(incoming, strict)
-    link = Link(server, credentials, give_up_after, *([show] if show else []))
+    link = Link(server, credentials, give_up_after, show, Gate(rules))
     link.run_id = run_id
     if crl is not None:
         from fedpb.server_check import ServerCheck
@@ -120,11 +124,12 @@ def host_of(
     has_cut = _has_cut(clients, data, states / "own-data")
     if rules.columns and has_cut:
         raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")
+    shown = None
     if rules != ANY:
-        _look(link, clients, brought, code, weights, has_cut=has_cut)
+        shown = _look(link, clients, brought, code, weights, has_cut=has_cut)
     elif run_id:  # another one by now is told as that, and not as a state directory's
         link.prepare(clients[0], has_cut=has_cut)
-    data, wanted = _brought(link, clients, data, states / "own-data", recipe, rules)
+    data, wanted = _brought(link, clients, data, states / "own-data", recipe, shown)
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
     kind = Host
@@ -146,7 +151,7 @@ def _look(
     weights: Sequence[Path],
     *,
     has_cut: bool,
-) -> None:
+) -> Experiment:
     """Look at a run before the server is told anything of the site's data.
 
     Raises:
@@ -163,6 +168,7 @@ def _look(
     experiment = received_experiment(sent, "the server's experiment", code, weights, usual)
     for each in brought.values():
         each.joined(experiment, asked.run_id, clients)
+    return experiment
 
 
 def try_on(
@@ -238,17 +244,17 @@ def _brought(
     data: Path,
     cache: Path,
     recipe: Path | None = None,
-    rules: Rules = ANY,
+    shown: Experiment | None = None,
 ) -> tuple[Path, CountDetail]:
     """Return where clients' directories are, and how the run wants examples announced.
 
     The run is asked for that where files have to be cut; else it is "exact".
-    Files as a site has them are cut first. What they are cut by is held against the site's rules
-    here: a server may say another ``[data]`` than that of the config it shows.
+    Files as a site has them are cut first. A site with conditions was ``shown`` the run's config,
+    and cuts by no other ``[data]`` than that.
 
     Raises:
-        ConfigError: custom files are of several clients; or they cannot be cut, or the site does
-            not allow it.
+        ConfigError: custom files are of several clients; or they cannot be cut, or by another table
+            than the site was shown, or have classes whose names it does not tell.
     """
     if _has_cut(clients, data, cache):
         if recipe is not None:
@@ -259,9 +265,20 @@ def _brought(
 
     wanted = link.prepare(client)
     tables = values_of(wanted.data)
-    rules.check_columns(received_data(tables, "the server's [data]").columns)
+    if shown is not None and received_data(tables, "the server's [data]") != shown.data:
+        raise ConfigError(
+            "the server says another [data] to cut files by than that of the run's config, which "
+            "this site looked at: it stays out"
+        )
     try:
         place = cut(data, tables, wanted.seed, client, cache, recipe)
+        names = read_file(place / str(client) / ABOUT, ClientFile).class_names
+        if unsaid := link.gate.unsaid(names):
+            raise ConfigError(
+                f"{data} has a class that the run does not list, {printable(unsaid[0], 60)!r}, and "
+                "its name would be told: a recipe can call it by one of the run's, and --tell "
+                "labels allows it"
+            )
         return place, count_detail_in(wanted.announce)
     except DataError as error:  # as with a wrong option, the same command again is in vain
         raise ConfigError.like(error) from None

@@ -81,7 +81,7 @@ ROOMS = {
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "channels",
         "unreachable", "tables", "zstd", "frames", "headers", "codec", "orders",
-        "failures", "identities", "signatures", "secure_terms", "peer_certificates",
+        "failures", "told", "identities", "signatures", "secure_terms", "peer_certificates",
     ),
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",

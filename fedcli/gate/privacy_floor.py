@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from fedmodels.config.privacy import masks_of
 from fedmodels.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
@@ -109,6 +108,8 @@ def _cohort_of(experiment: Experiment) -> int:
 
     A coordinator that clients trust with their keys may see each upload.
     """
+    from fedmodels.config.privacy import masks_of
+
     privacy, rules = experiment.privacy, masks_of(experiment.privacy)
     if rules is not None and rules.signs:
         return experiment.fewest_summed

@@ -19,6 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fedcli.gate.gate import MASKED
 from fedcli.parts.secure_peers import SecurePeers, SumTerms, check_run
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedcli.runtime.sessions import write_private
@@ -39,6 +40,7 @@ from fedmodels.secure_sum.keys import (
 )
 from fedmodels.secure_sum.masks import add_mask
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.secure_upload import MASKED as VECTOR
 from fedmodels.training.secure_upload import SecureUpload
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.secure_terms import payload_digest, terms_of
@@ -81,6 +83,10 @@ class SecureSums(ClientPart):
         """Return an upload under masks."""
         form = self.client.set_up.wire.part(SecureUpload)
         return self._talk.masked(half.order, upload, half.payload, form)
+
+    def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
+        """Return the key of the masked numbers; what travels beside them is as it is."""
+        return [(key, MASKED) for key in upload.by_key() if key == f"weights/{VECTOR}"]
 
     def answer(self, order: rpc.Order) -> rpc.Report | None:
         """Answer an order to advertise a key, to share secrets, to agree, or to open shares."""

@@ -28,6 +28,7 @@ from fedpb.channels import channel_options
 from fedpb.identities import without
 from fedpb.invitation import ENROLMENT_SERVICE, Invitation
 from fedpb.pem import identities_of
+from fedpb.told import Door, Passed
 from fedpb.unreachable import clearest, distrust, why_unreachable
 from fedpb.v1 import enrolment_pb2 as rpc
 
@@ -117,15 +118,16 @@ def _asked(
         .sign(key, hashes.SHA256())
     )
     request = rpc.EnrolRequest(secret=invitation.secret, request=signed.public_bytes(Encoding.DER))
+    passed = Door().passed(request)
     keys = grpc.ssl_channel_credentials(ca_pem)
 
     def call(target: str, options: Any = ()) -> Any:
         with grpc.secure_channel(target, keys, [*channel_options(target), *options]) as channel:
             return channel.unary_unary(
                 f"/{ENROLMENT_SERVICE}/Enrol",
-                rpc.EnrolRequest.SerializeToString,
+                Passed.encoded,
                 rpc.EnrolResponse.FromString,
-            )(request, timeout=ENROL_S)
+            )(passed, timeout=ENROL_S)
 
     def said(target: str, options: Any) -> str:
         try:

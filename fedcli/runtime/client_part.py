@@ -7,7 +7,7 @@ none by its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -200,6 +200,10 @@ class ClientPart:
     def leaves(self, half: Training, upload: Bundle) -> Bundle:
         """Return an upload as it leaves the client."""
         return upload
+
+    def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
+        """Return the keys of an upload, as it leaves, that this part hides, each with how."""
+        return ()
 
     def saved(self, half: Training) -> None:
         """Look at a training whose private state is stored; the net holds its model."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import operator
 import random
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc.experimental import ChannelOptions
 
+from fedcli.gate.gate import Gate
 from fedcli.runtime.answers import (
     NotTaken,
     UploadRefused,
@@ -34,10 +34,12 @@ from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
-from fedpb.codec import frames_of, merged, messages
-from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES, packed
+from fedpb.codec import merged
+from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
+from fedpb.tables import values_of
+from fedpb.told import Passed, Pushed
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription
 
@@ -64,19 +66,22 @@ class Link:
         address: str,
         credentials: grpc.ChannelCredentials | None = None,
         give_up_after_s: float | None = None,
-        show: Callable[..., None] = lambda call, message, upload=None: None,
+        show: Callable[..., None] | None = None,
+        gate: Gate | None = None,
     ) -> None:
         """Open a channel.
 
         ``give_up_after_s`` are seconds without the server; None is never. ``show`` gets each call
-        and its message before they are sent, and the upload, if any.
+        and its message before they are sent, and the upload, if any. ``gate`` says what leaves.
         """
+        self.gate = gate or Gate()
         self.check: Callable[[], None] = lambda: None
         """Called before each join; raises LinkError for a server that is not to be joined."""
         self.run_id = ""
         """The run that was looked at, if one was: no other one is joined."""
         self.history = KnownHistory()
-        self.address, self.zstd, self._show = address, False, show
+        self.address, self.zstd = address, False
+        self._show = show or (lambda call, message, upload=None: None)
         self._give_up_after_s = give_up_after_s
         self._credentials = credentials
         self._closed = threading.Event()
@@ -91,15 +96,15 @@ class Link:
         self._beat = self._unary("Beat", rpc.BeatResponse)
         self._announce = self._unary("Announce", rpc.AnnounceResponse)
         self._leave = self._unary("Leave", rpc.LeaveResponse)
-        self._pull = self._channel.unary_stream(
-            f"/{SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
-        )
+        self._pull = self._channel.unary_stream(f"/{SERVICE}/Pull", Passed.encoded, None)
         push = f"/{SERVICE}/Push"
-        self._push = self._channel.stream_unary(push, None, rpc.PushResponse.FromString)
-        self._push_whole = self._channel.unary_unary(push, None, rpc.PushResponse.FromString)
+        self._push = self._channel.stream_unary(push, Passed.encoded, rpc.PushResponse.FromString)
+        self._push_whole = self._channel.unary_unary(
+            push, Passed.encoded, rpc.PushResponse.FromString
+        )
         """A stream of one message: the same on the wire, and without a thread that sends it."""
         self._push_several = self._channel.unary_unary(
-            f"/{SERVICE}/PushSeveral", None, rpc.PushSeveralResponse.FromString
+            f"/{SERVICE}/PushSeveral", Passed.encoded, rpc.PushSeveralResponse.FromString
         )
         self._orders: Any = None
         """The Pull under way, if there is one."""
@@ -115,8 +120,13 @@ class Link:
 
     def _unary(self, name: str, reply: Any) -> Any:
         path = f"/{SERVICE}/{name}"
-        written = operator.methodcaller("SerializeToString")
-        return self._channel.unary_unary(path, written, reply.FromString)
+        return self._channel.unary_unary(path, Passed.encoded, reply.FromString)
+
+    def _passed(self, call: str, message: Any) -> Passed:
+        """Return a message as it leaves, once it was shown; errors as of :meth:`Gate.passed`."""
+        passed = self.gate.passed(message)
+        self._show(call, message)
+        return passed
 
     @property
     def is_closed(self) -> bool:
@@ -227,16 +237,17 @@ class Link:
             LinkError: the server refused, with its line; or another run is served by now.
         """
         request = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL, has_cut=has_cut)
-        self._show("Prepare", request)
+        passed = self._passed("Prepare", request)
         try:
             reply: rpc.PrepareResponse = self._patiently(
-                f"client {client}", lambda: self._prepare(request)
+                f"client {client}", lambda: self._prepare(passed)
             )
         except UploadRefused as error:
             raise ConfigError(str(error)) from None
         if reply.run_id and self.run_id not in ("", reply.run_id):
             raise LinkError(f"another run is served at {self.address} than the one that was seen")
         self.run_id = reply.run_id or self.run_id
+        self.gate.heard(values_of(reply.experiment))
         return reply
 
     def join(self, request: rpc.JoinRequest | rpc.JoinSeveralRequest) -> rpc.JoinResponse:
@@ -247,7 +258,6 @@ class Link:
             LinkError: the server refused, with its line; or its certificate was revoked.
         """
         request.run_id = request.run_id or self.run_id
-        self._show(type(request).__name__.removesuffix("Request"), request)
         if isinstance(request, rpc.JoinRequest):
             who, call = f"client {request.client_id}", self._join
         else:
@@ -256,12 +266,15 @@ class Link:
         self._slow_down(who)
         self.check()
         request.known = self.history.number
+        passed = self._passed(type(request).__name__.removesuffix("Request"), request)
         reply: rpc.JoinResponse | rpc.JoinSeveralResponse
         try:
-            reply = self._patiently(who, lambda: call(request))
+            reply = self._patiently(who, lambda: call(passed))
         except UploadRefused as error:
             raise ConfigError(str(error)) from None
-        return reply if isinstance(reply, rpc.JoinResponse) else reply.joined
+        joined = reply if isinstance(reply, rpc.JoinResponse) else reply.joined
+        self.gate.heard_names(joined.class_names)
+        return joined
 
     def pull(
         self,
@@ -290,8 +303,7 @@ class Link:
     ) -> Sequence[tuple[rpc.Order, Bundle]]:
         if self._orders is None:
             request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
-            self._show("Pull", request)
-            self._orders = self._pull(request)
+            self._orders = self._pull(self._passed("Pull", request))
         found = None
         try:
             found = read_order(self._orders, specs, self._held)
@@ -301,6 +313,9 @@ class Link:
         if found is None:
             return []
         header, payload = found[0], merged(found[1])
+        for order in (header.order, *header.more):
+            self.gate.heard_names(order.new_classes)
+            self.gate.heard_names(change.now for change in order.class_changes)
         return [(order, payload) for order in (header.order, *header.more)]
 
     def end_pull(self) -> None:
@@ -315,12 +330,21 @@ class Link:
         Raises:
             LinkError, SessionGone, Superseded: as :meth:`_patiently` says.
         """
-        header = push_header(member, result)
-        self._show("Push", header, result.upload)
-        reply: rpc.PushResponse = self._patiently(
-            _named(result), lambda: self._send(header, result.upload)
-        )
+        pushed = self._pushed(member, result)
+        self._show("Push", pushed.header, result.upload)
+        reply: rpc.PushResponse = self._patiently(_named(result), lambda: self._send(pushed))
         return reply
+
+    def _pushed(self, member: Membership, result: Result) -> Pushed:
+        """Return a result as it leaves; what the gate does not let through is declined."""
+        header = push_header(member, result)
+        try:
+            return self.gate.pushed(header, result.upload, result.covers)
+        except ConfigError as error:
+            log.error("client %s: %s", result.order.client_id, error)
+            order = rpc.FAILURE_REASON_DECLINED
+            declined = Result(result.order, Bundle(), rpc.Report(), reason=order)
+            return self.gate.pushed(push_header(member, declined), Bundle())
 
     def push_several(
         self, results: Sequence[tuple[Membership, Result]]
@@ -333,17 +357,17 @@ class Link:
         Raises:
             LinkError: as :meth:`_patiently` says.
         """
-        small, size = list[tuple[str, bytes]](), 0
+        small, size = list[tuple[str, Passed]](), 0
         for member, result in results:
-            header = push_header(member, result)
-            stream = self._messages(header, result.upload)
+            pushed = self._pushed(member, result)
+            stream = pushed.messages(zstd=self.zstd)
             message = next(stream)
             is_whole = result.upload.num_bytes() < WHOLE_BYTES // 2 and not next(stream, None)
             if small and (not is_whole or size + len(message) > MESSAGE_BYTES):
                 yield from self._send_several(small)
                 small, size = [], 0
             if is_whole:
-                self._show("Push", header, result.upload)
+                self._show("Push", pushed.header, pushed.upload)
                 small.append((_named(result), message))
                 size += len(message)
             else:
@@ -351,9 +375,9 @@ class Link:
         if small:
             yield from self._send_several(small)
 
-    def _send_several(self, small: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
+    def _send_several(self, small: Sequence[tuple[str, Passed]]) -> list[Exception | None]:
         """Make one PushSeveral of named results; return what became of each."""
-        request = packed([message for _, message in small])
+        request = self.gate.several(message for _, message in small)
         what = f"{small[0][0]}, and {len(small) - 1} more"
         reply: rpc.PushSeveralResponse = self._patiently(what, lambda: self._push_several(request))
         outcomes = itertools.chain(reply.outcomes, itertools.repeat(None))
@@ -362,15 +386,9 @@ class Link:
             for (name, _), found in zip(small, outcomes, strict=False)
         ]
 
-    def _messages(self, header: rpc.PushHeader, upload: Bundle) -> Iterator[bytes]:
-        """Yield the messages of a Push; a frame is laid out when it is asked for."""
-        head = rpc.PushRequest(header=header).SerializeToString()
-        frames = frames_of(upload, header.bundle.payload_bytes, zstd=self.zstd)
-        return messages(head, (frame.laid_out() for frame in frames))
-
-    def _send(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
+    def _send(self, pushed: Pushed) -> rpc.PushResponse:
         """Make one Push; a frame is laid out while the one before it is under way."""
-        stream = self._messages(header, upload)
+        stream = pushed.messages(zstd=self.zstd)
         first, second = next(stream), next(stream, None)
         reply: rpc.PushResponse
         if second is None:
@@ -388,9 +406,9 @@ class Link:
         request = rpc.AnnounceRequest(
             client_id=str(member.client), token=member.token, description=description
         )
-        self._show("Announce", request)
+        passed = self._passed("Announce", request)
         reply: rpc.AnnounceResponse = self._patiently(
-            f"client {member.client}", lambda: self._announce(request)
+            f"client {member.client}", lambda: self._announce(passed)
         )
         return [*reply.refused]
 
@@ -406,8 +424,7 @@ class Link:
             known=self.history.number,
         )
         try:
-            self._show("Beat", request)
-            reply = self._beat(request, timeout=5.0)
+            reply = self._beat(self._passed("Beat", request), timeout=5.0)
             self.history.take("", request.known, reply.history)
             if reply.superseded and not progress.for_a_score:
                 progress.superseded = True  # its interaction is committed without it
@@ -441,8 +458,7 @@ class Link:
                 others=others,
             )
             try:
-                self._show("Leave", request)
-                reply = self._leave(request, timeout=LEAVE_S)
+                reply = self._leave(self._passed("Leave", request), timeout=LEAVE_S)
             except ArchiveError:  # the server finds out by itself
                 return
             except grpc.RpcError as error:

@@ -27,6 +27,7 @@ from fedmodels.printable import printable
 from fedmodels.processes import run_program
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
+from fedpb.told import Door, Passed
 from fedpb.unreachable import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -64,11 +65,11 @@ class Address:
         with opened as channel:
             call = channel.unary_unary(
                 f"/{SERVICE}/Prepare",
-                rpc.PrepareRequest.SerializeToString,
+                Passed.encoded,
                 rpc.PrepareResponse.FromString,
             )
             try:
-                found: str = call(asked, timeout=LOOK_S).run_id
+                found: str = call(Door().passed(asked), timeout=LOOK_S).run_id
             except grpc.RpcError as error:
                 self._tell(in_words(printable(error.details() or error.code().name)))
                 return None

@@ -70,6 +70,8 @@ class Result:
     """Why it could not be done, in words."""
     reason: rpc.FailureReason = rpc.FAILURE_REASON_UNSPECIFIED
     """What kind of failure it is."""
+    covers: Mapping[str, str] = field(default_factory=dict)
+    """What hides each key of the upload, by key."""
 
 
 @dataclass
@@ -196,7 +198,7 @@ class Worker(Client):
         self._follow(order)
         held = self._held
         if held and self.private.has(Interaction(order.interaction)) and _same(held.order, order):
-            return Result(order, held.upload, held.report)
+            return replace(held, order=order)
         nets = self.set_up.nets
         while len(nets) <= place:
             nets.append(self.net.copy())
@@ -237,7 +239,8 @@ class Worker(Client):
         tell_trained(order, report, upload.num_bytes())
         for part in self.parts:
             part.saved(half)
-        result = Result(order, upload, report)
+        covers = {key: how for part in self.parts for key, how in part.covers(half, upload)}
+        result = Result(order, upload, report, covers=covers)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
 

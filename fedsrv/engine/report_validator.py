@@ -122,7 +122,7 @@ class ReportValidator:
         for name in report.withheld:
             if name not in WITHHELD or list(report.withheld).count(name) > 1:
                 raise PayloadError(f"the report says that it keeps {name[:50]!r} to itself")
-            if name in (field.name for field, _ in report.ListFields()):
+            if name != "extra" and name in (field.name for field, _ in report.ListFields()):
                 raise PayloadError(f"the report has {name} and says that it keeps it to itself")
         self._check_numbers(client, order, report)
         is_last = order.kind == rpc.ORDER_KIND_FINISH and client != EVALUATOR

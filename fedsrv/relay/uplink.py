@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -13,8 +13,8 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE
 from fedpb.channels import set_out_by
-from fedpb.codec import frames_of, messages
 from fedpb.headers import header_of
+from fedpb.told import Door, Passed
 from fedpb.unreachable import distrust, in_words, why_unreachable
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import OtherPartition
@@ -83,6 +83,7 @@ class Uplink:
         self.address, self.zstd = address, False
         self._credentials = credentials
         self._channel = caller_channel(address, credentials)
+        self._door = Door()
         self.prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse, JOIN_S)
         self.join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse, JOIN_S)
         self.join_several = self._unary(
@@ -91,33 +92,27 @@ class Uplink:
         self.announce = self._unary("Announce", rpc.AnnounceRequest, rpc.AnnounceResponse, JOIN_S)
         self.beat = self._unary("Beat", rpc.BeatRequest, rpc.BeatResponse, BEAT_S)
         self.leave = self._unary("Leave", rpc.LeaveRequest, rpc.LeaveResponse, LEAVE_S)
-        self._pull = self._channel.unary_stream(
-            f"/{SERVICE}/Pull", rpc.PullRequest.SerializeToString, None
-        )
+        self._pull = self._channel.unary_stream(f"/{SERVICE}/Pull", Passed.encoded, None)
         self._push = self._channel.stream_unary(
-            f"/{SERVICE}/Push", None, rpc.PushResponse.FromString
+            f"/{SERVICE}/Push", Passed.encoded, rpc.PushResponse.FromString
         )
 
     def _unary(
         self, name: str, request: type[Q], reply: type[R], limit_s: float
     ) -> Callable[[Q], R]:
         """Return what passes a client's request on and returns the coordinator's reply."""
-        call = self._channel.unary_unary(
-            f"/{SERVICE}/{name}", request.SerializeToString, reply.FromString
-        )
-        return lambda sent: _replied(call, sent, limit_s)
+        call = self._channel.unary_unary(f"/{SERVICE}/{name}", Passed.encoded, reply.FromString)
+        return lambda sent: _replied(call, self._door.passed(sent), limit_s)
 
     def pull(self, request: rpc.PullRequest) -> Any:
         """Return the stream of orders for some clients; ``cancel()`` ends it with CallFailed."""
-        return self._pull(request)
+        return self._pull(self._door.passed(request))
 
     def push(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
         """Send a result; the header's bundle is filled in."""
         header.bundle.CopyFrom(header_of(upload))
         size = header.bundle.payload_bytes
-        head = rpc.PushRequest(header=header).SerializeToString()
-        frames = frames_of(upload, size, zstd=self.zstd)
-        stream: Iterator[bytes] = messages(head, (frame.laid_out() for frame in frames))
+        stream = self._door.pushed(header, upload).messages(zstd=self.zstd)
         reply: rpc.PushResponse = _replied(self._push, stream, push_limit_s(size))
         return reply
 

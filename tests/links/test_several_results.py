@@ -22,6 +22,7 @@ from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import read_chunk
 from fedpb.frames import unpacked
 from fedpb.orders import read_order
+from fedpb.told import Passed
 from fedpb.v1 import coordinator_pb2 as rpc
 
 SMALL = Bundle(weights={"w": torch.ones(4)})
@@ -42,7 +43,8 @@ def link() -> Iterator[Any]:
     made: Any = Link("127.0.0.1:9", give_up_after_s=0.0)
     made.sent, made.answers, made.alone = [], [], []
 
-    def several(data: bytes) -> rpc.PushSeveralResponse:
+    def several(passed: Passed) -> rpc.PushSeveralResponse:
+        data = Passed.encoded(passed)
         headers = [read_chunk(one, rpc.PushHeader)[0] for one in unpacked(data, 99)]
         made.sent.append([header.client_id for header in headers if header])
         given = made.answers.pop(0) if made.answers else [{}] * len(headers)
@@ -211,7 +213,8 @@ def test_many_clients_leave_in_few_calls(link, monkeypatch):
     monkeypatch.setattr("fedcli.runtime.link.LEAVING", 3)
     calls = []
 
-    def leave(request, timeout):
+    def leave(passed, timeout):
+        request = rpc.LeaveRequest.FromString(Passed.encoded(passed))
         calls.append([one.client_id for one in (request, *request.others)])
         assert {request.token, *(one.token for one in request.others)} == {b"token"}
         return rpc.LeaveResponse()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from fedcli.gate.gate import NOISED, TRUSTED
 from fedcli.parts.privacy import coarse
 from fedcli.parts.privacy.floor import FloorLedger, charge_of_client
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedmodels.privacy.ledger import Charge
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.private_uploads import with_own_noise
+from fedmodels.training.private_uploads import contributions, with_own_noise
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -45,6 +48,14 @@ class ClientPrivacy(ClientPart):
             client.method, client.run, upload, half.payload, client.states.secret,
             half.ctx.interaction,
         )  # fmt: skip
+
+    def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
+        """Return what the client's noise covers, or what the server is trusted to cover."""
+        experiment = self.client.experiment
+        privacy = experiment.privacy
+        how = NOISED if privacy is not None and privacy.noise_at_clients else TRUSTED
+        known = contributions(self.client.method, self.client.run).covered_keys
+        return [(key, how) for key in upload.by_key() if key in known]
 
     def reports(self, order: rpc.Order, report: rpc.Report) -> None:
         """Blur what tells of the client: a guess at its state cannot be checked."""

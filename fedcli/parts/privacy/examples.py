@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedcli.gate.gate import NOISED
 from fedcli.parts.privacy import coarse
 from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedmodels.errors import ArchiveError, OrderDeclined, PayloadError
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
-from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.training.private_steps import HiddenExamples
+from fedmodels.training.private_uploads import contributions
 from fedpb.v1 import coordinator_pb2 as rpc
 
 NAME = "privacy.db"
@@ -45,6 +47,11 @@ class ExamplePrivacy(ClientPart):
         """Charge a training that has hidden its examples."""
         if half.ctx.hidden is not None:
             half.figures |= self._spending.note(half.order, half.ctx.hidden, self._cut)
+
+    def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
+        """Return what follows from private steps and private prototypes."""
+        known = contributions(self.client.method, self.client.run).covered_keys
+        return [(key, NOISED) for key in upload.by_key() if key in known]
 
     def reports(self, order: rpc.Order, report: rpc.Report) -> None:
         """Blur how long the training took."""

@@ -100,6 +100,15 @@ class Contributions:
                 found.add(key)
         return sorted(found)
 
+    @property
+    def covered_keys(self) -> frozenset[str]:
+        """The keys that are covered, of an upload as the method makes it and as a client sends it.
+
+        The number of examples is not among them.
+        """
+        sent = [key for key in self.sent_spec.required if key.startswith(f"weights/{PRIVATE}")]
+        return frozenset({*self._covered_keys(), *sent} - {EXAMPLES})
+
     # --- from uploads to vectors ------------------------------------------------------------------
 
     def vectors(self, upload: Bundle, given: Weights) -> dict[str, Tensor]:

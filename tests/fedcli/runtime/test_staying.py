@@ -24,6 +24,7 @@ from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.options import words_of
 from fedpb.tables import table_of
+from fedpb.told import Passed
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
@@ -226,7 +227,7 @@ def test_files_are_cut_by_allowed_columns_alone_whatever_the_config_of_the_run_s
     other = parse_experiment(RUN.replace('"ay"', '"secret"')).to_dict()["data"]
     said_by_the_server(monkeypatch, RUN, data=table_of(other))
     monkeypatch.setattr("fedcli.data.store.site.cut", lambda *given: pytest.fail("it was cut"))
-    with pytest.raises(ConfigError, match="reads secret, and this site allows"):
+    with pytest.raises(ConfigError, match=r"says another \[data\]"):
         host_of([0], "127.0.0.1:1", tmp_path / "own.csv", tmp_path / "states", CPU,
                 rules=Rules.of(allow_column=["ax", "ay", "kind:label", "walk"]))  # fmt: skip
 
@@ -245,7 +246,8 @@ def test_a_run_that_takes_the_place_of_the_one_that_was_looked_at_is_not_joined(
     link, joined = Link("127.0.0.1:1"), list[str]()
     served = iter([rpc.PrepareResponse(run_id="first"), rpc.PrepareResponse(run_id="second")])
 
-    def join(request: rpc.JoinRequest) -> rpc.JoinResponse:
+    def join(passed: Passed) -> rpc.JoinResponse:
+        request = rpc.JoinRequest.FromString(Passed.encoded(passed))
         joined.append(request.run_id)
         return rpc.JoinResponse(run_id=request.run_id)
 

@@ -28,6 +28,7 @@ from functools import cache
 from types import MappingProxyType
 
 from fedmodels.numerics.metric_tables import REPORTED, is_known
+from fedpb.told import classes
 
 COVERS = (
     "noise", "server", "config", "random", "place", "answer", "words", "parts",
@@ -35,109 +36,70 @@ COVERS = (
 """What a field may be, beside the names of ``allow``."""
 _MESSAGES = """
 parts:
-  JoinRequest.description JoinSeveralRequest.descriptions JoinSeveralRequest.clients
-  Joining.tasks ClientDescription.tasks
-  PullRequest.waiting PushRequest.header PushSeveralRequest.results PushHeader.report
-  PushHeader.members Report.counts Report.confusions Report.probabilities Report.secure_sum
-  Report.figures
-  Report.refused_model Event.refused Refused.line
-  SecureAnswer.shares SecureAnswer.opened LeaveRequest.others AnnounceRequest.description
-  JoinResponse.refused AnnounceResponse.refused Order.class_changes
-  SteerRequest.class_changes SteerResponse.classes
+  PushSeveralRequest.results Event.refused Refused.line JoinResponse.refused
+  AnnounceResponse.refused Order.class_changes SteerRequest.class_changes SteerResponse.classes
   JoinResponse.history JoinSeveralResponse.joined LeaveResponse.history BeatResponse.history
   History.head PullHeader.order PullHeader.parts PullResponse.header SecureSum.peers
   Order.secure_sum PushSeveralResponse.outcomes WatchResponse.event WatchResponse.head
-  Event.joined Event.left Event.order Event.beat Event.upload Event.failed Event.commit Event.scores
-  Event.finished Event.waiting Event.server Event.rollback Event.started_over Event.missed
-  Event.listening Event.draining Event.dashboard Event.metrics Event.ended Event.note Event.gone
-  Event.back Event.present Event.resting Event.growth Event.resumed Event.forecast Grown.line
-  Resting.line
-  OrderSent.order PartHeader.bundle BundleHeader.weights BundleHeader.prototypes
-  BundleHeader.generators BundleHeader.histogram ModelShard.tensors PrototypeSet.vectors
-  PrototypeSet.labels PrototypeSet.counts GeneratorUpdate.tensors LabelHistogram.round
-  LabelHistogram.total Table.entries Entry.value Value.list Value.table ValueList.values
-  PushHeader.distance PushHeader.bundle Noted.line
+  Event.joined Event.left Event.order Event.beat Event.upload Event.failed Event.commit
+  Event.scores Event.finished Event.waiting Event.server Event.rollback Event.started_over
+  Event.missed Event.listening Event.draining Event.dashboard Event.metrics Event.ended Event.note
+  Event.gone Event.back Event.present Event.resting Event.growth Event.resumed Event.forecast
+  Grown.line Resting.line OrderSent.order PartHeader.bundle Noted.line
 config:
-  PrepareRequest.protocol JoinRequest.protocol JoinSeveralRequest.protocol
-  JoinRequest.run_id JoinSeveralRequest.run_id JoinResponse.run_id
-  ClientDescription.format ClientDescription.input_shape ClientDescription.num_classes
-  ClientDescription.scale ClientDescription.mean ClientDescription.std
-  ClientDescription.partition ClientDescription.counted
-  PrepareRequest.has_cut PrepareResponse.data PrepareResponse.seed PrepareResponse.announce
-  PrepareResponse.run_id PrepareResponse.experiment
-  JoinResponse.beat_every_s JoinResponse.experiment SecureSum.threshold SecureSum.clients
-  Order.kind Order.views Order.global_test Order.confusion Counts.view Counts.rule Counts.test_set
-  Confusion.view Probabilities.view Figures.view Figures.test_set
-  WatchRequest.from_start Listening.address Listening.clients
-  Listening.needed Dashboard.url MetricsPage.url Committed.of Committed.open
-  Forecast.line Forecast.clients Forecast.interactions Forecast.down Forecast.up Forecast.all
-  Forecast.server_disk Forecast.client_disk
-  Order.settings Committed.privacy Entry.key Entry.usual Value.boolean Value.integer
-  Value.number Value.text
+  JoinResponse.run_id PrepareResponse.data PrepareResponse.seed PrepareResponse.announce
+  PrepareResponse.run_id PrepareResponse.experiment JoinResponse.beat_every_s
+  JoinResponse.experiment SecureSum.threshold SecureSum.clients Order.kind Order.views
+  Order.global_test Order.confusion WatchRequest.from_start Listening.address Listening.clients
+  Listening.needed Dashboard.url MetricsPage.url Committed.of Committed.open Forecast.line
+  Forecast.clients Forecast.interactions Forecast.down Forecast.up Forecast.all
+  Forecast.server_disk Forecast.client_disk Order.settings Committed.privacy
 random:
-  JoinRequest.token JoinResponse.token Joining.token Waiting.token PushHeader.token Member.token
-  BeatRequest.token LeaveRequest.token Leaving.token AnnounceRequest.token
-  SecureAnswer.channel_key SecureAnswer.mask_key SecureAnswer.own_digest SealedShare.sealed
-  SealedShare.pair_digest SealedShare.own_digest OpenedShare.pair OpenedShare.own
-  SecureSum.attempt SecurePeer.channel_key SecurePeer.mask_key SecurePeer.share
-  SecureAnswer.signature SecureAnswer.certificates SecurePeer.signature SecurePeer.agreed
-  SecurePeer.certificates
-  EnrolRequest.secret EnrolRequest.request EnrolResponse.certificate Report.state_sha256
+  JoinResponse.token SecureSum.attempt SecurePeer.channel_key SecurePeer.mask_key SecurePeer.share
+  SecurePeer.signature SecurePeer.agreed SecurePeer.certificates EnrolResponse.certificate
 place:
-  PrepareRequest.client_id JoinRequest.client_id Joining.client_id Waiting.client_id
-  PushHeader.client_id Member.client_id BeatRequest.client_id LeaveRequest.client_id
-  Leaving.client_id AnnounceRequest.client_id Order.client_id Event.client_id SecurePeer.client
-  OpenedShare.client SecureSum.counted PullHeader.group
-  JoinRequest.relay JoinSeveralRequest.relay JoinRequest.versions Joining.versions
-  Joining.description JoinRequest.known JoinSeveralRequest.known BeatRequest.known
-  LeaveRequest.known Head.number History.digests JoinResponse.committed
-  Waiting.durable Waiting.issue PullRequest.held PushHeader.kind PushHeader.interaction
-  PushHeader.trip PushHeader.summed Report.durable BeatRequest.durable BeatRequest.interaction
-  Order.interaction Order.round Order.task Order.committed Order.durable Order.tasks_seen Order.trip
-  Order.issue Order.following Order.base Order.task_began Order.first_task
-  Order.set_aside TaskOf.client_id TaskOf.task PartHeader.role
-  PartHeader.digest SecureSum.payload
-  PartHeader.held PullHeader.more PushResponse.repeated_upload Outcome.code
-  Outcome.repeated_upload BeatResponse.superseded Event.interaction Event.round Committed.task
-  Missed.events TensorHeader.name TensorHeader.dtype TensorHeader.offset
-  PrototypeSet.level GeneratorUpdate.key GeneratorUpdate.version Frame.offset Resumed.task
+  Order.client_id Event.client_id SecurePeer.client SecureSum.counted PullHeader.group Head.number
+  History.digests JoinResponse.committed Order.interaction Order.round Order.task Order.committed
+  Order.durable Order.tasks_seen Order.trip Order.issue Order.following Order.base
+  Order.task_began Order.first_task Order.set_aside TaskOf.client_id TaskOf.task PartHeader.role
+  PartHeader.digest SecureSum.payload PartHeader.held PullHeader.more PushResponse.repeated_upload
+  Outcome.code Outcome.repeated_upload BeatResponse.superseded Event.interaction Event.round
+  Committed.task Missed.events Frame.offset Resumed.task
 answer:
-  PushHeader.failure PushHeader.reason Report.withheld
-  Outcome.line Event.unix_time Committed.failed Committed.seconds
-  Failed.reason WaitingFor.line WaitingFor.clients WaitingFor.seconds RolledBack.reason
-  Ended.reason Gone.line Gone.clients Back.line Back.clients Present.clients Resting.clients
+  Outcome.line Event.unix_time Committed.failed Committed.seconds Failed.reason WaitingFor.line
+  WaitingFor.clients WaitingFor.seconds RolledBack.reason Ended.reason Gone.line Gone.clients
+  Back.line Back.clients Present.clients Resting.clients
 words:
-  JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
-  ClientDescription.recipe ClientDescription.dataset LeaveRequest.reason Left.reason Draining.line
-  SteerRequest.retire SteerRequest.forget SteerRequest.close SteerRequest.now SteerRequest.exclude
-  SteerRequest.set_aside SteerRequest.list_classes SteerRequest.merge ClassChange.old
-  ClassChange.now ClassChange.after
+  Left.reason Draining.line SteerRequest.retire SteerRequest.forget SteerRequest.close
+  SteerRequest.now SteerRequest.exclude SteerRequest.set_aside SteerRequest.list_classes
+  SteerRequest.merge ClassChange.old ClassChange.now ClassChange.after
 announced:
-  TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.why TaskOf.why
-  TaskCounts.again TaskCounts.unusual TaskCounts.drifted
-  ClientDescription.class_names JoinResponse.class_names
-  ClassOf.name ClassOf.earlier ClassOf.examples ClassOf.clients ClassOf.part_of
-  Order.new_classes SecureSum.most TensorHeader.shape BundleHeader.payload_bytes Frame.raw_bytes
-  Committed.bytes
+  TaskOf.why JoinResponse.class_names ClassOf.name ClassOf.earlier ClassOf.examples
+  ClassOf.clients ClassOf.part_of Order.new_classes SecureSum.most Frame.raw_bytes Committed.bytes
 examples:
-  Report.num_examples Report.skipped_examples Report.seconds Report.peak_rss_bytes
-  BeatRequest.epoch BeatRequest.batch Progress.epoch Progress.batch
+  Progress.epoch Progress.batch
 loss:
-  Report.loss Committed.loss Resumed.loss
+  Committed.loss Resumed.loss
 scores:
-  Counts.support Counts.predicted Counts.correct Counts.loss_sum Confusion.counts
-  RefusedModel.round RefusedModel.accuracy RefusedModel.live
-  Probabilities.auroc Probabilities.ece Figures.values
   Scored.metrics Finished.metrics Resumed.metrics
-metrics:
-  Report.extra
 server:
-  PushRequest.frame BundleHeader.scalars Distance.weights Distance.statistics Member.cosine
   Frame.payload Frame.crc32
 noise:
   PullResponse.frame ServerWork.work ServerWork.step ServerWork.of ServerWork.loss
   Finished.state_sha256 Head.link
 """
+COVER_OF = {
+    "timing": "examples", "labels": "announced", "moments": "config", "text": "announced",
+    "failure": "answer", "tensors": "server",
+}  # fmt: skip
+"""What covers the fields of a class of :mod:`fedpb.told`, where it is called otherwise."""
+_RELAYED = {
+    "JoinRequest.relay": "place", "JoinSeveralRequest.relay": "place",
+    "PushHeader.summed": "place", "PushHeader.members": "parts", "PushHeader.distance": "parts",
+    "Member.client_id": "place", "Member.token": "random", "Member.cosine": "server",
+    "Distance.weights": "server", "Distance.statistics": "server",
+}  # fmt: skip
+"""What covers the fields that a relay fills."""
 _RUNS = """
 place:
   record.round record.interaction record.task record.cohort record.growths.*
@@ -219,8 +181,9 @@ def cover_of(path: str, level: str) -> str:
 
 @cache
 def fields() -> Mapping[str, str]:
-    """Return what covers each field of each message."""
-    return _patterns(_MESSAGES)
+    """Return what covers each field of each message: of a client's, what follows from its class."""
+    own = {name: _RELAYED.get(name) or COVER_OF.get(of, of) for name, of in classes().items()}
+    return MappingProxyType({**_patterns(_MESSAGES), **own})
 
 
 @cache

@@ -1,0 +1,172 @@
+"""The gate of a site: what its rules hold back does not become bytes, whoever asks for it.
+
+What a coordinator has said itself is an echo and tells it nothing: names of classes, mean and
+deviation. What may be left out is left out, and named in ``Report.withheld``; any other message is
+refused whole, in a line that names the option which would allow it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import Message
+
+from fedcli.gate.rules import Rules
+from fedmodels.class_names import composed
+from fedmodels.errors import ConfigError
+from fedpb.told import EXTRA, HELD_BACK, Door, classes
+
+if TYPE_CHECKING:
+    from fedmodels.tensors.bundle import Bundle
+
+NOISED, MASKED, TRUSTED = "noised", "masked", "trusted"
+"""What hides numbers of an upload: noise of the client, masks that only a sum loses, or noise that
+the coordinator is trusted to add."""
+LEFT_OUT = {"loss", "timing", "metrics", "text", "failure"}
+"""Classes that a message can do without."""
+COUNTS = ("scalars/num_examples", "weights/counts")
+"""Keys of an upload that count examples, as the description does."""
+AS_IT_IS = {"mean": (0.0,), "std": (1.0,)}
+"""Mean and deviation of inputs that are taken as they are."""
+
+
+def held_back(rules: Rules) -> frozenset[str]:
+    """Return the classes of fields that a site's conditions hold back."""
+    found = set[str]()
+    if rules.floor is not None:
+        found.update(HELD_BACK)
+    if rules.columns:
+        found.add("labels")
+    if rules.scores == 0:
+        found.add("scores")
+    elif rules.scores is not None:
+        found.discard("scores")
+    return frozenset(found - rules.told)
+
+
+@dataclass
+class Gate(Door):
+    """What a site's rules let leave; the threads of a process share one, and names only come."""
+
+    rules: Rules = field(default_factory=Rules)
+    _names: set[str] = field(default_factory=set, init=False)
+    """Names of classes that the coordinator has said."""
+    _moments: dict[str, tuple[float, ...]] = field(default_factory=dict, init=False)
+    """Mean and deviation that it has said, by name."""
+
+    def __post_init__(self) -> None:
+        """Find out what is held back."""
+        self._held = held_back(self.rules)
+        if self._held:
+            self._held |= {"relay"}
+        floor = self.rules.floor
+        kinds = {MASKED} if self.rules.min_cohort else {MASKED, NOISED}
+        if floor is not None and floor.where == "server":
+            kinds.add(TRUSTED)
+        is_any = floor is None and not self.rules.min_cohort
+        self._kinds = None if is_any or "bare" in self.rules.told else kinds
+
+    # --- what the coordinator says ----------------------------------------------------------------
+
+    def heard(self, experiment: Mapping[str, Any]) -> None:
+        """Take the config that the coordinator shows: what of it comes back is an echo."""
+        data = experiment.get("data") or {}
+        columns = data.get("columns") or {}
+        for table in (data, columns):
+            self.heard_names(table.get("classes") or ())
+        for key in ("target", "labels"):
+            named = columns.get(key) or ()
+            named = [named] if isinstance(named, str) else named
+            self.heard_names(named)
+            shares = columns.get("quantiles") or ()
+            self.heard_names(f"{name} q{share:g}" for name in named for share in shares)
+        for key in AS_IT_IS:
+            if (said := data.get(key)) is not None:
+                self._moments[key] = tuple(map(float, said))
+
+    def heard_names(self, names: Iterable[str]) -> None:
+        """Take names of classes that the coordinator says."""
+        self._names.update(map(composed, names))
+
+    def unsaid(self, names: Iterable[str]) -> list[str]:
+        """Return the names of classes that are held back: the coordinator did not say them."""
+        if "labels" not in self._held:
+            return []
+        return [name for name in names if composed(name) not in self._names]
+
+    # --- what leaves ------------------------------------------------------------------------------
+
+    def look(self, message: Message) -> None:
+        """Leave out what is held back; ConfigError for a message that cannot do without it."""
+        if self._held:
+            self._walk(message)
+
+    def look_at_upload(self, upload: Bundle, covers: Mapping[str, str]) -> None:
+        """Look at the keys of an upload; ConfigError for one that nothing hides."""
+        if self._kinds is None:
+            return
+        for key in upload.by_key():
+            if covers.get(key) in self._kinds or key in COUNTS or self._is_told(key):
+                continue
+            raise ConfigError(
+                f"the upload has {key}, which no {'mask' if self.rules.min_cohort else 'noise'} "
+                f"covers: {self._option}; --tell {_group(key)} would allow it"
+            )
+
+    def _is_told(self, key: str) -> bool:
+        return any(key == told or key.startswith(f"{told}/") for told in self.rules.told)
+
+    @property
+    def _option(self) -> str:
+        return "--min-cohort" if self.rules.min_cohort else "--require-privacy"
+
+    def _walk(self, message: Message) -> None:
+        kind = message.DESCRIPTOR.name
+        for known, value in message.ListFields():
+            of = classes()[f"{kind}.{known.name}"]
+            if of == "parts":
+                for inner in value if known.is_repeated else (value,):
+                    self._walk(inner)
+            elif of == "metrics":
+                self._hold_back_metrics(message)
+            elif of in self._held and not self._is_echo(known.name, value, message):
+                self._hold_back(message, known.name, of)
+
+    def _hold_back_metrics(self, report: Any) -> None:
+        """Leave out the figures of a report that are held back, each by its key."""
+        keys = [key for key in report.extra if EXTRA.get(key, "metrics") in self._held]
+        for key in keys:
+            del report.extra[key]
+        if keys:
+            report.withheld.append("extra")
+
+    def _hold_back(self, message: Any, name: str, of: str) -> None:
+        if of not in LEFT_OUT:
+            allowed = "--scores N" if of == "scores" else f"--tell {of}"
+            raise ConfigError(
+                f"{message.DESCRIPTOR.name} has {name}, which this site does not tell: {allowed} "
+                "would allow it"
+            )
+        message.ClearField(name)
+        if of in ("loss", "timing"):
+            message.withheld.append(name)
+
+    def _is_echo(self, name: str, value: Any, message: Any) -> bool:
+        """Tell whether a field of a description is what the coordinator said, or may know anyway.
+
+        What ``fedcli partition`` dealt out has the moments and the names of all the data set.
+        """
+        if message.DESCRIPTOR.name != "ClientDescription":
+            return False
+        if message.HasField("partition"):
+            return True
+        if name == "class_names":
+            return not self.unsaid(value)
+        return tuple(value) in (self._moments.get(name), AS_IT_IS.get(name))
+
+
+def _group(key: str) -> str:
+    """Return what a key is allowed by, with others of its kind: its first two parts."""
+    return "/".join(key.split("/")[:2])

@@ -1,0 +1,311 @@
+"""What leaves a site: each field has a class, each call passes the gate, and rules hold back."""
+
+from __future__ import annotations
+
+import ast
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from google.protobuf import descriptor_pb2, descriptor_pool
+
+from fedcli.gate.gate import MASKED, NOISED, TRUSTED, Gate
+from fedcli.gate.rules import Rules
+from fedcli.joining import host_of
+from fedcli.runtime.link import Link, Membership
+from fedcli.runtime.worker import Result
+from fedmodels.config_file import parse_experiment
+from fedmodels.errors import ConfigError, LinkError
+from fedmodels.tensors.bundle import Bundle
+from fedpb.tables import table_of
+from fedpb.told import FREE, HELD_BACK, Door, Passed, Pushed, check_schema, classes
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1.description_pb2 import ClientDescription, TaskCounts
+from fedpb.v1.enrolment_pb2 import EnrolRequest
+from tests.fedcli.gate.test_rules import RUN
+from tests.sizes import ROOT
+
+FLOOR = "level=client,epsilon=2,delta=1e-5"
+SENT = (
+    rpc.PrepareRequest, rpc.JoinRequest, rpc.JoinSeveralRequest, rpc.PullRequest, rpc.PushHeader,
+    rpc.BeatRequest, rpc.AnnounceRequest, rpc.LeaveRequest, EnrolRequest,
+)  # fmt: skip
+"""What a client sends; a PushSeveralRequest is put together of results that have passed."""
+CPU = torch.device("cpu")
+
+
+def gate(**options: Any) -> Gate:
+    return Gate(Rules.of(**options))
+
+
+# --- the only way out -----------------------------------------------------------------------------
+
+
+def test_each_field_that_a_client_sends_has_a_class() -> None:
+    for message in SENT:
+        check_schema(message.DESCRIPTOR)
+    assert {*classes().values()} == {*FREE, *HELD_BACK, "parts", "tensors", "relay"}
+
+
+def test_a_new_field_without_a_class_does_not_become_bytes() -> None:
+    """As if somebody had added Report.heart_rate, three messages below a PushHeader."""
+    file = descriptor_pb2.FileDescriptorProto()
+    rpc.DESCRIPTOR.CopyToProto(file)
+    report = next(one for one in file.message_type if one.name == "Report")
+    report.field.add(name="heart_rate", number=99, type=1, label=1)
+    pool = descriptor_pool.DescriptorPool()
+    for known in rpc.DESCRIPTOR.dependencies:
+        other = descriptor_pb2.FileDescriptorProto()
+        for below in (*known.dependencies, known):
+            below.CopyToProto(other)
+            pool.Add(other)
+            other = descriptor_pb2.FileDescriptorProto()
+    pool.Add(file)
+    with pytest.raises(ConfigError, match=r"Report\.heart_rate has no class"):
+        check_schema(pool.FindMessageTypeByName("fedpb.v1.PushHeader"))
+
+
+def test_no_stub_of_a_site_or_a_relay_takes_what_has_passed_no_door() -> None:
+    kinds = {"unary_unary", "unary_stream", "stream_unary", "stream_stream"}
+    found = list[str]()
+    for path in [*(ROOT / "fedcli").rglob("*.py"), *(ROOT / "fedsrv" / "relay").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+                continue
+            if node.func.attr not in kinds:
+                continue
+            written = [ast.unparse(one) for one in node.args]
+            is_health = written == ["'/grpc.health.v1.Health/Check'"]
+            found += [f"{path.name} {written[0]}"] * (not is_health)
+            assert is_health or written[1] == "Passed.encoded", f"{path}: {written}"
+    assert len(found) == 10, found
+
+
+def test_whoever_is_no_door_makes_no_bytes() -> None:
+    for make in (lambda: Passed(object(), b"x"), lambda: Pushed(None, rpc.PushHeader(), Bundle())):
+        with pytest.raises(TypeError, match=r"door of fedpb\.told"):
+            make()
+    for other in (b"x", rpc.JoinRequest()):
+        with pytest.raises(TypeError, match="has passed no door"):
+            Passed.encoded(other)  # type: ignore[arg-type]
+    message = rpc.JoinRequest(client_id="3")
+    assert Passed.encoded(Door().passed(message)) == message.SerializeToString()
+
+
+# --- what a description tells ---------------------------------------------------------------------
+
+SAID = {"data": {"classes": ["a", "b"], "mean": [0.5], "std": [0.25]}}
+
+
+def described(**facts: Any) -> rpc.JoinRequest:
+    return rpc.JoinRequest(client_id="3", description=ClientDescription(num_classes=2, **facts))
+
+
+@pytest.mark.parametrize("key", ["mean", "std"])
+def test_with_a_floor_moments_leave_only_as_an_echo(key: str) -> None:
+    """From the exact mean of a table, a single cell can be read off."""
+    for message in (
+        described(**{key: [0.123]}),
+        rpc.AnnounceRequest(description=ClientDescription(**{key: [0.123]})),
+        rpc.JoinSeveralRequest(descriptions=[ClientDescription(**{key: [0.123]})]),
+    ):
+        held = gate(require_privacy=FLOOR)
+        held.heard(SAID)
+        with pytest.raises(ConfigError, match=f"has {key}.*--tell moments"):
+            held.passed(message)
+        gate(require_privacy=FLOOR, tell=["moments"]).passed(message)
+        Gate().passed(message)
+    held.passed(described(**{key: SAID["data"][key]}))
+    held.passed(described(mean=[0.0], std=[1.0]))
+    held.passed(described(mean=[0.123], partition=table_of({"seed": 1})))
+
+
+@pytest.mark.parametrize("rules", [{"require_privacy": FLOOR}, {"allow_column": ["diag:label"]}])
+def test_names_of_classes_leave_only_as_an_echo(rules: dict[str, Any]) -> None:
+    held = gate(**rules)
+    held.heard(SAID)
+    with pytest.raises(ConfigError, match=r"has class_names.*--tell labels"):
+        held.passed(described(class_names=["a", "Name 1962-04-03"]))
+    held.passed(described(class_names=["b", "a"]))
+    held.heard_names(["c"])
+    held.passed(described(class_names=["a", "c"]))
+    gate(**rules, tell=["labels"]).passed(described(class_names=["Name 1962-04-03"]))
+
+
+def test_with_a_floor_texts_of_tasks_are_left_out() -> None:
+    tasks = [TaskCounts(train=[3, 1], unusual="column age 3.1 times", drifted="age", why="age")]
+    told = described(tasks=tasks)
+    gate(require_privacy=FLOOR).passed(told)
+    assert told == described(tasks=[TaskCounts(train=[3, 1])])
+    told = described(tasks=tasks)
+    gate(require_privacy=FLOOR, tell=["text"]).passed(told)
+    assert told == described(tasks=tasks)
+
+
+# --- what a report tells --------------------------------------------------------------------------
+
+
+def reported() -> rpc.PushHeader:
+    report = rpc.Report(
+        loss=0.5, seconds=2.0, peak_rss_bytes=64, num_examples=7,
+        extra={"generator_loss": 1.0, "epsilon": 2.0, "epsilon_next": 3.0},
+    )  # fmt: skip
+    return rpc.PushHeader(client_id="3", report=report, failure="the patient is 42")
+
+
+def test_with_a_floor_a_report_tells_numbers_of_examples_and_what_was_spent() -> None:
+    header = reported()
+    gate(require_privacy=FLOOR).pushed(header, Bundle())
+    withheld = ["loss", "seconds", "extra", "peak_rss_bytes"]
+    assert sorted(header.report.withheld) == sorted(withheld)
+    assert header == rpc.PushHeader(
+        client_id="3",
+        report=rpc.Report(
+            num_examples=7, extra={"epsilon": 2.0, "epsilon_next": 3.0},
+            withheld=header.report.withheld,
+        ),
+    )  # fmt: skip
+    header = reported()
+    gate(require_privacy=FLOOR, tell=["loss", "timing", "metrics", "failure"]).pushed(
+        header, Bundle()
+    )
+    assert header == reported()
+
+
+@pytest.mark.parametrize(
+    ("rules", "leaves"),
+    [
+        ({}, True),
+        ({"require_privacy": FLOOR}, False),
+        ({"require_privacy": FLOOR, "scores": 3}, True),
+        ({"scores": "none"}, False),
+        ({"scores": 3}, True),
+    ],
+)
+def test_scores_are_off_under_a_floor_unless_a_number_of_models_is_allowed(
+    rules: dict[str, Any], leaves: bool
+) -> None:
+    header = rpc.PushHeader(report=rpc.Report(counts=[rpc.Counts(correct=[3], support=[4])]))
+    if leaves:
+        gate(**rules).pushed(header, Bundle())
+    else:
+        with pytest.raises(ConfigError, match=r"Counts has support.*--scores N"):
+            gate(**rules).pushed(header, Bundle())
+
+
+UPLOAD = Bundle({"base/w": torch.ones(2)}, scalars={"num_examples": 3.0})
+
+
+@pytest.mark.parametrize(
+    ("rules", "covers", "why"),
+    [
+        ({}, "", None),
+        ({"require_privacy": FLOOR}, "", "no noise covers: --require-privacy; --tell weights/base"),
+        ({"require_privacy": FLOOR}, NOISED, None),
+        ({"require_privacy": FLOOR}, MASKED, None),
+        ({"require_privacy": FLOOR}, TRUSTED, "no noise covers"),
+        ({"require_privacy": f"{FLOOR},where=server"}, TRUSTED, None),
+        ({"require_privacy": FLOOR, "tell": ["weights/base"]}, "", None),
+        ({"require_privacy": FLOOR, "tell": ["bare"]}, "", None),
+        ({"min_cohort": 3}, NOISED, "no mask covers: --min-cohort"),
+        ({"min_cohort": 3}, MASKED, None),
+        ({"allow_method": ["fedavg"]}, "", None),
+    ],
+)
+def test_a_key_of_an_upload_that_nothing_hides_does_not_leave(
+    rules: dict[str, Any], covers: str, why: str | None
+) -> None:
+    hidden = {"weights/base/w": covers} if covers else {}
+    if why is None:
+        gate(**rules).pushed(rpc.PushHeader(), UPLOAD, hidden)
+    else:
+        with pytest.raises(ConfigError, match=why):
+            gate(**rules).pushed(rpc.PushHeader(), UPLOAD, hidden)
+
+
+def test_a_result_that_does_not_leave_is_declined() -> None:
+    sent = list[rpc.PushRequest]()
+
+    def push(piece: Passed) -> rpc.PushResponse:
+        sent.append(rpc.PushRequest.FromString(Passed.encoded(piece)))
+        return rpc.PushResponse()
+
+    result = Result(rpc.Order(client_id="3"), UPLOAD, rpc.Report(loss=0.5, num_examples=3))
+    with closing(Link("127.0.0.1:1", gate=gate(require_privacy=FLOOR))) as link:
+        link._push_whole = push
+        link.push(Membership(3, "run", b"token"), result)
+    (one,) = sent
+    assert one.header.reason == rpc.FAILURE_REASON_DECLINED
+    assert not one.HasField("frame")
+    assert one.header.report == rpc.Report()
+    assert not one.header.bundle.scalars
+
+
+# --- before a site joins --------------------------------------------------------------------------
+
+
+def told_by(monkeypatch: pytest.MonkeyPatch, text: str, **more: Any) -> None:
+    """Have each Prepare answer that the run's config is this one, or what ``more`` says of it."""
+    experiment = parse_experiment(text).to_dict()
+    facts = {"data": table_of(experiment["data"]), "experiment": table_of(experiment)}
+    answer = rpc.PrepareResponse(**{"run_id": "0" * 32, **facts, **more})
+    monkeypatch.setattr(Link, "_unary", lambda self, name, reply: lambda request: answer)
+
+
+MEASURED = RUN.replace("[data]", "[data]\nmean = [0.5]\nstd = [0.25]") + """
+[privacy]
+level = "client"
+where = "clients"
+noise_multiplier = 4.0
+delta = 1e-5
+allow = ["announced", "examples", "loss"]
+[evaluate]
+views = []
+"""  # fmt: skip
+
+
+def test_a_table_without_the_moments_that_the_config_has_is_no_table_to_cut_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.csv").write_text("ax,ay,kind,walk\n" + "1,2,a,1\n" * 40)
+    data = parse_experiment(MEASURED).to_dict()["data"]
+    del data["mean"], data["std"]
+    told_by(monkeypatch, MEASURED, data=table_of(data))
+    with pytest.raises(ConfigError, match=r"says another \[data\]"):
+        host_of([0], "127.0.0.1:1", tmp_path / "own.csv", tmp_path / "states", CPU,
+                rules=Rules.of(require_privacy=FLOOR))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "rules", [{"require_privacy": FLOOR}, {"min_cohort": 3}, {"allow_method": ["fedrep"]}]
+)
+def test_a_server_that_does_not_say_what_its_run_is_learns_nothing(
+    rules: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_by(monkeypatch, RUN, run_id="")
+    (tmp_path / "own.csv").write_text("ax,ay,kind,walk\n" + "1,2,a,1\n" * 40)
+    with pytest.raises(LinkError, match="does not say what its run is"):
+        host_of([0], "127.0.0.1:1", tmp_path / "own.csv", tmp_path / "states", CPU,
+                rules=Rules.of(**rules))  # fmt: skip
+
+
+@pytest.mark.parametrize("tell", [(), ("labels",)])
+def test_labels_that_the_run_does_not_list_are_found_before_anything_leaves(
+    tell: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = "".join(f"1,2,{kind},1\n" for kind in ["a"] * 40 + ["Name 1962-04-03"] * 40)
+    (tmp_path / "own.csv").write_text(f"ax,ay,kind,walk\n{rows}")
+    told_by(monkeypatch, RUN)
+
+    def host() -> None:
+        host_of([0], "127.0.0.1:1", tmp_path / "own.csv", tmp_path / "states", CPU,
+                rules=Rules.of(allow_column=["ax", "ay", "walk", "kind:label"], tell=tell),
+                ).link.close()  # fmt: skip
+
+    if tell:
+        host()
+    else:
+        with pytest.raises(ConfigError, match=r"does not list, 'Name 1962-04-03'.*--tell labels"):
+            host()
