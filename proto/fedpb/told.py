@@ -99,7 +99,8 @@ metrics:
 tensors:
   BundleHeader.scalars PushRequest.frame
 relay:
-  JoinRequest.relay JoinSeveralRequest.relay PushHeader.summed PushHeader.members
+  JoinRequest.relay JoinRequest.relay_process JoinSeveralRequest.relay
+  JoinSeveralRequest.relay_process PushHeader.issue PushHeader.summed PushHeader.members
   PushHeader.distance Member.client_id Member.token Member.cosine Distance.weights
   Distance.statistics
 """

@@ -90,16 +90,14 @@ noise:
 """
 COVER_OF = {
     "timing": "examples", "labels": "announced", "moments": "config", "text": "announced",
-    "failure": "answer", "tensors": "server",
+    "failure": "answer", "tensors": "server", "relay": "place",
 }  # fmt: skip
 """What covers the fields of a class of :mod:`fedpb.told`, where it is called otherwise."""
 _RELAYED = {
-    "JoinRequest.relay": "place", "JoinSeveralRequest.relay": "place",
-    "PushHeader.summed": "place", "PushHeader.members": "parts", "PushHeader.distance": "parts",
-    "Member.client_id": "place", "Member.token": "random", "Member.cosine": "server",
-    "Distance.weights": "server", "Distance.statistics": "server",
+    "PushHeader.members": "parts", "PushHeader.distance": "parts", "Member.token": "random",
+    "Member.cosine": "server", "Distance.weights": "server", "Distance.statistics": "server",
 }  # fmt: skip
-"""What covers the fields that a relay fills."""
+"""What covers the fields of a relay that are no place."""
 _RUNS = """
 place:
   record.round record.interaction record.task record.cohort record.growths.*
