@@ -814,3 +814,7 @@ def check_data(
 
     if not inspect(root, Console(), as_json=as_json):
         sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -379,3 +379,7 @@ def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> 
     from fedsrv.state.recovery import recover as recover_run
 
     recover_run(run, typer.echo)
+
+
+if __name__ == "__main__":
+    main()

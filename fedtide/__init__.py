@@ -24,11 +24,50 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fedcli.data.cuts.cut_input import CutInput
     from fedmodels.errors import FedtideError
     from fedmodels.methods import make as make_method
     from fedmodels.methods import names as methods
     from fedmodels.methods import register
+    from fedmodels.methods.af_fcl import AFFCL
+    from fedmodels.methods.apfl import Apfl
+    from fedmodels.methods.centralized import Centralized
+    from fedmodels.methods.creff import CReFF
+    from fedmodels.methods.ditto import Ditto
+    from fedmodels.methods.fedala import FedAla
+    from fedmodels.methods.fedali import FedAli
     from fedmodels.methods.fedavg import FedAvg
+    from fedmodels.methods.fedavg_replay import FedAvgReplay
+    from fedmodels.methods.fedbabu import FedBABU
+    from fedmodels.methods.fedbn import FedBN
+    from fedmodels.methods.fedcil import FedCIL
+    from fedmodels.methods.feddrift import FedDrift, FedDriftEager
+    from fedmodels.methods.feddyn import FedDyn
+    from fedmodels.methods.fedem import FedEM
+    from fedmodels.methods.fedic import FEDIC
+    from fedmodels.methods.fedmlp import FedMLP
+    from fedmodels.methods.fedntd import FedNTD
+    from fedmodels.methods.fedpac import FedPAC
+    from fedmodels.methods.fedper import FedPer
+    from fedmodels.methods.fedproto import FedProto
+    from fedmodels.methods.fedprox import FedProx
+    from fedmodels.methods.fedrep import FedRep
+    from fedmodels.methods.fedtgp import FedTgp
+    from fedmodels.methods.flash import Flash
+    from fedmodels.methods.gldp import Gldp
+    from fedmodels.methods.glfc import GLFC
+    from fedmodels.methods.ifca import Ifca
+    from fedmodels.methods.lg_fedavg import LgFedAvg
+    from fedmodels.methods.local import Local
+    from fedmodels.methods.mfcl import MFCL
+    from fedmodels.methods.moon import Moon
+    from fedmodels.methods.per_fedavg import PerFedAvg
+    from fedmodels.methods.pfedgraph import PFedGraph, PFedGraphReplay
+    from fedmodels.methods.pfedgrp import PFedGRP
+    from fedmodels.methods.pfedme import PFedMe
+    from fedmodels.methods.pilora import Pilora
+    from fedmodels.methods.scaffold import Scaffold
+    from fedmodels.methods.target import TARGET
     from fedmodels.nets import make_net
     from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, Prototypes
     from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
@@ -44,7 +83,52 @@ if TYPE_CHECKING:
     from fedtide.server_half import ServerHalf
 
 _BUNDLE = "fedmodels.tensors.bundle"
+_METHODS = {
+    "AFFCL": "fedmodels.methods.af_fcl",
+    "Apfl": "fedmodels.methods.apfl",
+    "CReFF": "fedmodels.methods.creff",
+    "Centralized": "fedmodels.methods.centralized",
+    "Ditto": "fedmodels.methods.ditto",
+    "FEDIC": "fedmodels.methods.fedic",
+    "FedAla": "fedmodels.methods.fedala",
+    "FedAli": "fedmodels.methods.fedali",
+    "FedAvgReplay": "fedmodels.methods.fedavg_replay",
+    "FedBABU": "fedmodels.methods.fedbabu",
+    "FedBN": "fedmodels.methods.fedbn",
+    "FedCIL": "fedmodels.methods.fedcil",
+    "FedDrift": "fedmodels.methods.feddrift",
+    "FedDriftEager": "fedmodels.methods.feddrift",
+    "FedDyn": "fedmodels.methods.feddyn",
+    "FedEM": "fedmodels.methods.fedem",
+    "FedMLP": "fedmodels.methods.fedmlp",
+    "FedNTD": "fedmodels.methods.fedntd",
+    "FedPAC": "fedmodels.methods.fedpac",
+    "FedPer": "fedmodels.methods.fedper",
+    "FedProto": "fedmodels.methods.fedproto",
+    "FedProx": "fedmodels.methods.fedprox",
+    "FedRep": "fedmodels.methods.fedrep",
+    "FedTgp": "fedmodels.methods.fedtgp",
+    "Flash": "fedmodels.methods.flash",
+    "GLFC": "fedmodels.methods.glfc",
+    "Gldp": "fedmodels.methods.gldp",
+    "Ifca": "fedmodels.methods.ifca",
+    "LgFedAvg": "fedmodels.methods.lg_fedavg",
+    "Local": "fedmodels.methods.local",
+    "MFCL": "fedmodels.methods.mfcl",
+    "Moon": "fedmodels.methods.moon",
+    "PFedGRP": "fedmodels.methods.pfedgrp",
+    "PFedGraph": "fedmodels.methods.pfedgraph",
+    "PFedGraphReplay": "fedmodels.methods.pfedgraph",
+    "PFedMe": "fedmodels.methods.pfedme",
+    "PerFedAvg": "fedmodels.methods.per_fedavg",
+    "Pilora": "fedmodels.methods.pilora",
+    "Scaffold": "fedmodels.methods.scaffold",
+    "TARGET": "fedmodels.methods.target",
+}
+"""The class of each further method: a base for methods of one's own."""
+
 _HOMES = {
+    **_METHODS,
     "run": "fedtide.runs",
     "open": "fedtide.runs",
     "Run": "fedtide.runs",
@@ -60,6 +144,7 @@ _HOMES = {
     "register": "fedmodels.methods",
     "make_net": "fedmodels.nets",
     "FedAvg": "fedmodels.methods.fedavg",
+    "CutInput": "fedcli.data.cuts.cut_input",
     "FedtideError": "fedmodels.errors",
     "RunFacts": "fedmodels.training.run",
     **dict.fromkeys(("Method", "Payload", "Reduced", "Scores"), "fedmodels.training.method"),
@@ -76,26 +161,67 @@ _HOMES = {
 _MODULES = ("metrics", "nets", "numerics", "partition", "prototypes", "testing")
 
 __all__ = [
+    "AFFCL",
+    "FEDIC",
+    "GLFC",
+    "MFCL",
+    "TARGET",
+    "Apfl",
     "Batch",
     "Bundle",
     "BundleSpec",
+    "CReFF",
+    "Centralized",
     "ClientContext",
+    "CutInput",
+    "Ditto",
+    "FedAla",
+    "FedAli",
     "FedAvg",
+    "FedAvgReplay",
+    "FedBABU",
+    "FedBN",
+    "FedCIL",
+    "FedDrift",
+    "FedDriftEager",
+    "FedDyn",
+    "FedEM",
+    "FedMLP",
+    "FedNTD",
+    "FedPAC",
+    "FedPer",
+    "FedProto",
+    "FedProx",
+    "FedRep",
+    "FedTgp",
     "FedtideError",
+    "Flash",
     "GeneratorState",
+    "Gldp",
     "Histogram",
+    "Ifca",
+    "LgFedAvg",
+    "Local",
     "LoopTask",
     "Method",
+    "Moon",
     "OpenRun",
     "Output",
+    "PFedGRP",
+    "PFedGraph",
+    "PFedGraphReplay",
+    "PFedMe",
     "Payload",
+    "PerFedAvg",
     "Phase",
+    "Pilora",
     "Problem",
     "Prototypes",
     "Reduced",
     "Reduction",
     "Run",
     "RunFacts",
+    "Scaffold",
     "Scores",
     "ServerContext",
     "ServerHalf",

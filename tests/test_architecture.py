@@ -73,7 +73,7 @@ ROOMS = {
     "fedmodels": (
         "errors", "client_ids", "position", "shortages", "machine", "devices", "printable",
         "charts", "log_lines", "files", "line_file", "code_names", "own_code", "http_server",
-        "spans", "completion", "commands", "processes", "tensors", "class_names",
+        "spans", "completion", "help_panels", "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
         "usual", "resolution", "config_file", "options",

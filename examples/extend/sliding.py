@@ -7,7 +7,7 @@
 
 import numpy as np
 
-from fedcli.data.cuts.cut_input import CutInput
+from fedtide import CutInput
 
 
 def deal(given: CutInput, width: int = 2) -> list[list[np.ndarray]]:

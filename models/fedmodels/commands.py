@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from fedmodels.code_names import refuse_exits
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import require_utf8, why_file_is_no_good
+from fedmodels.help_panels import COMMANDS, MANY, OPTIONS, in_order, panel_of
 from fedmodels.printable import printable
 from fedmodels.shortages import NO_MEMORY, lacks_memory, too_few_files
 
@@ -21,8 +22,6 @@ MAX_LETTERS = 10_000
 """Of the line that a command ends with."""
 
 
-FIRST = ("init", "launch", "report")
-"""The commands that a new user needs; help lists them before the others."""
 _used: list[str] = []
 """The variables that gave options to the command."""
 PREFIXES = ("FEDSRV", "FEDCLI")
@@ -100,9 +99,8 @@ class Commands:
     """For a group of Typer: short help, and options that may come from environment variables."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands, those for a new user first."""
-        found = super().list_commands(ctx)  # type: ignore[misc]
-        return sorted(found, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+        """Return the names of the commands, in the order of their headings."""
+        return in_order(super().list_commands(ctx), COMMANDS)  # type: ignore[misc]
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options before a command."""
@@ -111,12 +109,22 @@ class Commands:
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None where there is none of that name."""
         found = super().get_command(ctx, cmd_name)  # type: ignore[misc]
+        if found is not None and ctx.parent is None:
+            _set_panels(found, cmd_name, ctx)
         for option in _plain(found.get_params(ctx)) if found is not None else ():
             if ctx.auto_envvar_prefix and option.param_type_name == "option":
                 words = (ctx.auto_envvar_prefix, cmd_name, max(option.opts, key=len).strip("-"))
                 option.envvar = "_".join(words).replace("-", "_").upper()
                 option.consume_value = partial(_noted, option, option.consume_value)
         return found
+
+
+def _set_panels(command: Any, name: str, ctx: Any) -> None:
+    """Have help list a command, and its options where these are many, under their headings."""
+    command.rich_help_panel = panel_of(name, COMMANDS) or command.rich_help_panel
+    options = [one for one in command.get_params(ctx) if one.param_type_name == "option"]
+    for option in options if len(options) > MANY else ():
+        option.rich_help_panel = panel_of(max(option.opts, key=len), OPTIONS)
 
 
 def _noted(option: Any, consume: Callable[..., tuple[Any, Any]], *given: Any) -> tuple[Any, Any]:
@@ -136,18 +144,20 @@ def _plain(options: list[Any]) -> list[Any]:
             option.display_type = partial(_kind_of_value, option.display_type)
         if getattr(option, "is_flag", False) and option.metavar is None:
             option.metavar = ""
+        if hasattr(option, "_get_number_range_help_str"):  # such as [x>=0]
+            option._get_number_range_help_str = lambda: ""
         option.show_envvar = False
     return options
 
 
-WORDS = {"str": "text", "int": "number", "float": "number", "Path": "path"}
+WORDS = {"str": "TEXT", "int": "N", "float": "NUMBER", "Path": "PATH"}
 """What help calls a kind of value that Typer names by its type in Python."""
 
 
 def _kind_of_value(typed: Callable[[Any], str], ctx: Any) -> str:
-    """Return what help says of an option's values, such as ``<path>`` for ``<list[Path]>``."""
+    """Return what help says of an option's values, such as ``PATH`` for ``<list[Path]>``."""
     name = typed(ctx).strip("<>").removeprefix("list[").removesuffix("]").removesuffix(" range")
-    return f"<{WORDS.get(name, name)}>"
+    return WORDS.get(name, name.upper() if name.isalpha() else name)
 
 
 def _has_directory() -> bool:

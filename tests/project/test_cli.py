@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 import fedtide
+from fedmodels import help_panels
 from fedmodels.commands import _plain
 from fedmodels.config_file import read_experiment
 from fedmodels.errors import ConfigError, LinkError, pip_line
@@ -133,7 +135,52 @@ def test_the_help_of_a_sweep_says_where_its_file_is_described():
 
 def test_help_begins_with_what_a_new_user_needs():
     found = typer.main.get_command(fedsrv.cli.app)
-    assert found.list_commands(None)[:3] == ["init", "launch", "report"]
+    assert found.list_commands(None)[:3] == ["init", "launch", "serve"]
+
+
+def panels_of(app):
+    """Return the commands of a program, and the heading of each and of its options."""
+    group = typer.main.get_command(app)
+    context = group.make_context("it", [], resilient_parsing=True)
+    found = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    return {
+        name: (
+            command.rich_help_panel,
+            {max(o.opts, key=len): o.rich_help_panel for o in command.params
+             if o.param_type_name == "option" and not o.hidden},
+        )
+        for name, command in found.items()
+    }  # fmt: skip
+
+
+def test_help_has_a_heading_for_every_command_and_for_each_of_many_options():
+    found = {**panels_of(fedsrv.cli.app), **panels_of(fedcli.cli.app)}
+    assert {name for name, (panel, _) in found.items() if panel is None} == set()
+    listed = {*chain.from_iterable(help_panels.COMMANDS.values())}
+    assert listed == set(found), "each is a command of one of the programs"
+    without = {
+        (name, option)
+        for name in ("launch", "serve", "join")
+        for option, panel in found[name][1].items()
+        if panel is None
+    }
+    assert without == set(), "each has a heading"
+    options = {*chain.from_iterable(help_panels.OPTIONS.values())}
+    assert options <= {option for _, of in found.values() for option in of}
+
+
+@pytest.mark.parametrize("command", ["launch", "serve"])
+def test_help_names_kinds_of_values_in_plain_letters(command):
+    shown = CliRunner().invoke(fedsrv.cli.app, [command, "--help"]).output
+    assert not re.search(r"\[x[<>]|<(text|path|number)>", shown)
+
+
+@pytest.mark.parametrize("program", ["fedsrv", "fedcli"])
+def test_the_module_of_a_program_runs_it(program):
+    done = subprocess.run(
+        [sys.executable, "-m", f"{program}.cli", "--version"], capture_output=True, text=True
+    )
+    assert done.stdout.startswith("fedtide ")
 
 
 def test_options_come_from_the_environment(monkeypatch, capsys, tmp_path, config):
