@@ -51,6 +51,8 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 
 TGP = "tgp"
+LOUDEST = 2.0
+"""By how much one client may raise the margin."""
 
 
 class TrainablePrototypes(nn.Module):
@@ -125,7 +127,8 @@ class FedTgp(FedAvg):
         tgp = TrainablePrototypes(classes, ctx.run.width)
         tgp.load_state_dict(part_of(state.own.weights, TGP))
         optimizer = SGD(tgp.parameters(), lr=self.server_lr, foreach=False)
-        delta, draws = self._margin(state.own.prototypes["class"].vectors), ctx.generator()
+        means, draws = state.own.prototypes["class"].vectors, ctx.generator()
+        delta = self._delta(ctx.run, means, uploads)
         for epoch in range(self.server_epochs):
             for rows in torch.split(torch.randperm(len(y), generator=draws), self.server_batch):
                 distance = torch.cdist(p[rows], tgp(), compute_mode="donot_use_mm_for_euclid_dist")
@@ -137,6 +140,30 @@ class FedTgp(FedAvg):
         common = replace(state.common, prototypes={"class": uncounted(everyone)})
         own = replace(state.own, weights=under(TGP, tgp.state_dict()))
         return replace(state, common=common, own=own), {}
+
+    def _delta(self, run: RunFacts, means: Tensor, uploads: Uploads) -> float:
+        """Return delta(t), to which no client adds more than it would be without that client."""
+        others = [LOUDEST * margin for margin in self._margins_without(run, uploads)]
+        return min([self._margin(means), *others])
+
+    def _margins_without(self, run: RunFacts, uploads: Uploads) -> list[float]:
+        """Return delta(t) as it would be without each client; none where a rule made the means."""
+        if uploads.is_ruled:
+            return []
+        sent = [u.prototypes["class"] for u in uploads.values()]
+        sums = torch.zeros(len(sent), run.problem.num_classes, run.width, dtype=torch.float64)
+        counts = torch.zeros(len(sent), run.problem.num_classes, 1, dtype=torch.float64)
+        for client, rows in enumerate(sent):
+            n = torch.ones(len(rows.labels)) if self.weighting == "uniform" else rows.counts
+            sums[client, rows.labels.long()] = rows.vectors.double() * n[:, None]
+            counts[client, rows.labels.long(), 0] = n.double()
+        all_sums, all_counts, found = sums.sum(0), counts.sum(0), list[float]()
+        for own_sums, own_counts in zip(sums, counts, strict=True):
+            there = (all_counts - own_counts)[:, 0] > 0
+            if int(there.sum()) > 1:
+                means = ((all_sums - own_sums) / (all_counts - own_counts))[there]
+                found.append(self._margin(means.to(torch.get_default_dtype())))
+        return found
 
     def _margin(self, means: Tensor) -> float:
         """Return delta(t): how far classes are apart, at most tau."""

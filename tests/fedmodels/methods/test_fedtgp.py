@@ -65,6 +65,22 @@ def test_the_margin_by_hand():
     assert world(margin=0.0)[0]._margin(means) == 0.0
 
 
+def test_one_client_raises_the_margin_to_twice_that_of_the_others():
+    """Nine clients say 1 and 3, so classes are 2 apart; the tenth 1 and 903: they are 92 apart.
+
+    Without it the margin is 2, so it is 4 at most. With 13 they are (9 * 2 + 12) / 10 = 3 apart,
+    as the equation says, and with 3 they are 2.
+    """
+    method, run = world(margin=1000.0)
+    honest, state = [sent((0, [1.0]), (1, [3.0]))] * 9, init_server(method, run)
+    for lie, margin in ((3.0, 2.0), (13.0, 3.0), (903.0, 4.0)):
+        every = [*honest, sent((0, [1.0]), (1, [lie]))]
+        uploads = as_uploads(method, dict(enumerate(every)))
+        found = method.aggregate(ServerContext(run, START, tuple(range(10))), state, uploads)
+        means = found.own.prototypes["class"].vectors
+        assert method._delta(run, means, uploads) == pytest.approx(margin)
+
+
 def test_without_a_margin_it_is_the_plain_contrastive_loss():
     """Of the step by hand, without the 1/2: the chance of class 0 is sigmoid(1) = .731059.
 
