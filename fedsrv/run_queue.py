@@ -26,7 +26,7 @@ import tomli_w
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import with_whole_places
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed, RunStopped, reason_of
-from fedmodels.files import write_atomically
+from fedmodels.files import sync_path, write_atomically
 from fedmodels.processes import run_program
 from fedsrv.state.run_directory import is_vacant, lock, refuse_in_use
 
@@ -68,9 +68,18 @@ class QueuedRun:
             raise ArchiveError(f"{self.end} is damaged: it says {said[:20]!r}")
         return cast("State", state)
 
-    def ends_as(self, state: State) -> None:
-        """Write down how it ended."""
-        write_atomically(self.end, f"{state}\n", sync=True)
+    def ends_as(self, state: State) -> bool:
+        """Write down how it ended; False where somebody else has said so before."""
+        fresh = self.place / f".ended-{uuid.uuid4().hex}"
+        write_atomically(fresh, f"{state}\n", sync=True)
+        try:
+            os.link(fresh, self.end)  # whole, and once alone
+            sync_path(self.place)
+        except FileExistsError:
+            return False
+        finally:
+            fresh.unlink()
+        return True
 
 
 def submit(experiment: Experiment, queue: Path, name: str) -> QueuedRun:
@@ -141,7 +150,8 @@ def withdraw(queue: Path, name: str) -> None:
         raise ConfigError(f"{queue} has no run {name!r}; it has {', '.join(found) or 'none'}")
     if (state := found[name].state) not in ("waiting", "running"):
         raise ConfigError(f"{name} is {state}: there is nothing to withdraw")
-    found[name].ends_as("withdrawn")
+    if not found[name].ends_as("withdrawn"):
+        raise ConfigError(f"{name} has just ended, and is {found[name].state}")
 
 
 def serve_all(queue: Path, options: Sequence[str]) -> NoReturn:
@@ -197,20 +207,21 @@ def serve_one(run: QueuedRun, options: Sequence[str], *, may_be_at_fault: bool =
     words = ["serve", str(run.config), "--out", str(run.run), *resume, *options]
     status = run_program("fedsrv", words, lambda: run.state != "withdrawn")
     if run.state == "withdrawn":
-        log.warning("%s: was withdrawn", name)
-    elif status == ConfigError.exit_code and not may_be_at_fault:
+        return log.warning("%s: was withdrawn", name)
+    if status == ConfigError.exit_code and not may_be_at_fault:
         raise ConfigError(
             f"{name} could not begin, for the reason above, and waits: mend that, or take the run "
             f"out with fedsrv queue {run.place.parent} --withdraw {name}"
         )
-    elif status == RunStopped.exit_code:  # somebody's SIGTERM meant the run's process alone
+    if status == RunStopped.exit_code:  # somebody's SIGTERM meant the run's process alone
         raise RunStopped(f"{name} was stopped; the same command goes on with it")
+    if not run.ends_as("failed" if status else "over"):
+        log.warning("%s: was withdrawn when it had ended", name)
     elif status:
         log.error("%s: ended with status %d; the queue goes on with the next run", name, status)
-        run.ends_as("failed")
     else:
         log.info("%s: is over", name)
-        run.ends_as("over")
+    return None
 
 
 def _wait_for(run: QueuedRun) -> None:

@@ -21,6 +21,7 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from fedcli.runtime import state
+from fedmodels import guarded
 from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import load
@@ -55,6 +56,8 @@ __all__ = [
     "undealt",
     "write_server_data",
 ]
+
+guarded.checked = True
 
 # Every process of pytest, and every one that a test starts, would compile the project anew.
 sys.dont_write_bytecode = False

@@ -25,6 +25,7 @@ from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.devices import free_on, give_back
 from fedmodels.errors import LinkError
+from fedmodels.guarded import Guarded
 from fedmodels.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
@@ -47,7 +48,15 @@ def room_for_idle() -> int:
 
 
 class Workers:
-    """The clients of one process; used by the thread that trains once the process has joined."""
+    """The clients of one process.
+
+    The thread that trains owns them once the process has joined. Others ask who is open, and what
+    is safe on the disk.
+    """
+
+    _open: Guarded[dict[ClientId, Worker]] = Guarded("_lock")
+    """The workers that are open; the client that worked last comes last."""
+    _states: Guarded[dict[ClientId, StateDirectory]] = Guarded("_lock")
 
     def __init__(
         self,
@@ -69,10 +78,8 @@ class Workers:
         self.root, self._states_root, self._device = data, states, device
         """Where clients' directories are."""
         self._store = store_in(data)
-        self._states: dict[ClientId, StateDirectory] = {}
-        self._opening = threading.Lock()
-        self._open: dict[ClientId, Worker] = {}
-        """The client that worked last comes last."""
+        self._lock = threading.RLock()
+        self._states, self._open = {}, {}
         self._idle: dict[ClientId, int] = {}
         """The bytes that each open client holds, without the clients that worked last."""
         self._idle_bytes = 0
@@ -105,7 +112,9 @@ class Workers:
         if self._experiment is None or self._are_others(classes):
             self._experiment, self._classes = experiment, tuple(classes)
             self._now = self._at_present(experiment, self._settings)
-            self._open, self._idle, self._idle_bytes, self._first = {}, {}, 0, None
+            with self._lock:
+                self._open, self._first = {}, None
+            self._idle, self._idle_bytes = {}, 0
             self.at_once = experiment.orders_at_once
             self._last = 2 * self.at_once
             table = experiment.method
@@ -140,11 +149,12 @@ class Workers:
         self._now = self._at_present(self._experiment, settings)
         self._settings = Table()
         self._settings.CopyFrom(settings)
-        for worker in self._open.values():
+        for worker in self.open().values():
             worker.close()
-        self._open, self._idle, self._idle_bytes = {}, {}, 0
-        self._first = self._opened(self.clients[0], None)  # other threads look at it meanwhile
-        self._open[self.clients[0]] = self._first
+        self._idle, self._idle_bytes = {}, 0
+        first = self._opened(self.clients[0], None)
+        with self._lock:
+            self._open, self._first = {self.clients[0]: first}, first
 
     def name(self, classes: Sequence[str]) -> None:
         """Take the classes that an open run began with; LinkError if they were others before."""
@@ -179,41 +189,48 @@ class Workers:
         Raises:
             ArchiveError: its state directory cannot be used.
         """
-        known = client in self._states or (self._states_root / str(client)).is_dir()
+        with self._lock:
+            known = client in self._states
+        known = known or (self._states_root / str(client)).is_dir()
         return self._states_of(client).versions() if known else []
 
     def durable(self, client: ClientId) -> int:
         """Return the newest private state of a client that is safe on the disk; -1 for none."""
-        known = self._states.get(client)
+        with self._lock:
+            known = self._states.get(client)
         return -1 if known is None else known.durable
 
     def all_durable(self) -> Mapping[ClientId, int]:
         """Return :meth:`durable` of each client that was selected; any thread may call it."""
-        with self._opening:
+        with self._lock:
             return {client: states.durable for client, states in self._states.items()}
 
     def of(self, client: ClientId) -> Worker:
         """Return a client's worker, and close those idle for the longest where there is no room."""
         self._idle_bytes -= self._idle.pop(client, 0)
-        self._open[client] = worker = self._open.pop(client, None) or self._opened(
-            client, self._first
-        )
+        worker = self.open().get(client) or self._opened(client, self._first)
+        with self._lock:
+            self._open.pop(client, None)
+            self._open[client] = worker
+            idle = next(islice(reversed(self._open), self._last, None), None)
         self._first = self._first or worker
         worker.woken()
-        idle = next(islice(reversed(self._open), self._last, None), None)
         if idle is not None and idle not in self._idle:
-            self._idle[idle] = self._open[idle].held_bytes()
+            self._idle[idle] = self.open()[idle].held_bytes()
             self._idle_bytes += self._idle[idle]
         while self._idle_bytes > self._room:
             first = next(iter(self._idle))
             self._idle_bytes -= self._idle.pop(first)
-            self._open.pop(first).close()
+            with self._lock:
+                closing = self._open.pop(first)
+            closing.close()
             give_back(self._device)
         return worker
 
     def open(self) -> Mapping[ClientId, Worker]:
-        """Return the workers that are open; other threads may call it."""
-        return dict(self._open)
+        """Return the workers that are open; any thread may call it."""
+        with self._lock:
+            return dict(self._open)
 
     @property
     def set_ups(self) -> SetUps:
@@ -236,7 +253,7 @@ class Workers:
         )
 
     def _states_of(self, client: ClientId) -> StateDirectory:
-        with self._opening:
+        with self._lock:
             if client not in self._states:
                 self._states[client] = StateDirectory(self._states_root / str(client))
             return self._states[client]

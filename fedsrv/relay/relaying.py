@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fedmodels.errors import ConfigError, LinkError, PayloadError
+from fedmodels.guarded import Guarded
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.orders import WITHOUT_PAYLOAD, read_order
@@ -107,23 +108,32 @@ def serve_relay(
 class Relaying:
     """The work of a relay: one thread pulls orders, this one sends sums."""
 
+    _ended: Guarded[Exception | None] = Guarded("_lock")
+    """Why the relay has to end, if it has."""
+    _call: Guarded[Any] = Guarded("_lock")
+    """The Pull under way."""
+    _pulled: Guarded[dict[ClientId, bytes]] = Guarded("_lock")
+    """The tokens of the clients for whom the Pull under way waits."""
+    _issues: Guarded[dict[ClientId, int]] = Guarded("_lock")
+    """The issue of each client's last order that was given out."""
+    _delivery: Guarded[Delivery] = Guarded("_lock")
+    """The orders that came half-way."""
+    _heard: Guarded[float] = Guarded("_lock")
+    """When the last message of the Pull under way came."""
+    _seen: Guarded[tuple[int, float]] = Guarded("_lock")
+    """What the last look after the Pull saw, and when that was."""
+
     def __init__(
         self, trips: RelayedTrips, uplink: Uplink, check: Callable[[], None] = lambda: None
     ) -> None:
         self._check = check
         self.trips, self.below, self.uplink = trips, trips.below, uplink
-        self._ended: Exception | None = None
-        self._call: Any = None
-        self._pulled: dict[ClientId, bytes] = {}
-        """The tokens of the clients for whom the Pull under way waits."""
-        self._issues: dict[ClientId, int] = {}
-        """The issue of each client's last order that was given out."""
+        self._lock = trips.changed
+        self._ended, self._call, self._delivery = None, None, Delivery()
+        self._pulled, self._issues = {}, {}
+        self._heard, self._seen = 0.0, (-1, 0.0)
         self._held: dict[bytes, Bundle] = {}
-        self._delivery = Delivery()
-        self._heard = 0.0
-        """When the last message of the Pull under way came."""
-        self._moves, self._looked = -1, 0.0
-        """What the last look after the Pull saw, and when that was."""
+        """Parts of payloads by digest, of the thread that pulls."""
 
     def run(self) -> None:
         """Relay until the run is over.
@@ -134,7 +144,7 @@ class Relaying:
         threading.Thread(target=self._pull_forever, name="pull", daemon=True).start()
         while (group := self._next_group()) is not None:
             self._send(group)
-        over = self._ended
+        over = self._why_ended()
         failure = "" if isinstance(over, RunOver) else str(over).removeprefix(HAS_FAILED)
         self.below.end(f"{HAS_FAILED}{failure}" if failure else "")
         if failure:
@@ -149,6 +159,11 @@ class Relaying:
         with self.trips.changed:
             self._ended = self._ended or why
             self.trips.changed.notify_all()
+
+    def _why_ended(self) -> Exception | None:
+        """Return why the relay has to end, if it has."""
+        with self._lock:
+            return self._ended
 
     # --- sums -------------------------------------------------------------------------------------
 
@@ -169,9 +184,9 @@ class Relaying:
     def _look_after_the_pull(self) -> None:
         """Begin another Pull when other clients are there, or orders stopped half-way."""
         now, moves = time.monotonic(), self.below.moves + self.trips.joins
-        if moves == self._moves and now < self._looked + LOOK_EVERY_S:
+        if moves == self._seen[0] and now < self._seen[1] + LOOK_EVERY_S:
             return
-        self._moves, self._looked = moves, now
+        self._seen = moves, now
         live = self._live_tokens()
         half_way = self._delivery.orders and now - self._heard > QUIET_S
         if self._call is not None and (live != self._pulled or half_way):
@@ -234,20 +249,20 @@ class Relaying:
                 return
             self.trips.recall()
             self._issues.clear()
-            self._pulled, self._moves = {}, -1  # ends the Pull under way: others are waited for
+            self._pulled, self._seen = {}, (-1, 0.0)  # ends the Pull under way
 
     # --- orders -----------------------------------------------------------------------------------
 
     def _pull_forever(self) -> None:
         wait_s = PAUSE_S
-        while self._ended is None:
-            joins, request = self._request()
-            if request is None:
-                return
+        while (asked := self._request()) is not None:
+            joins, request = asked
             try:
                 self._check()
-                self._call = self.uplink.pull(request)
-                self._read(self._call)
+                call = self.uplink.pull(request)
+                with self._lock:
+                    self._call = call
+                self._read(call)
                 self._pause(PAUSE_S)  # the call ended without an error: another took its place
                 wait_s = PAUSE_S
             except (ConfigError, PayloadError) as error:
@@ -260,15 +275,19 @@ class Relaying:
                 log.exception("the relay cannot go on")
                 self._end(LinkError(f"the relay cannot go on: {error}"))
             finally:
-                self._call, self._delivery = None, Delivery()
+                with self._lock:
+                    self._call, self._delivery = None, Delivery()
 
-    def _request(self) -> tuple[int, rpc.PullRequest | None]:
-        """Wait until a client is there; return a request for all that are; None at the end."""
+    def _request(self) -> tuple[int, rpc.PullRequest] | None:
+        """Wait until a client is there; return how many have joined, and a request for all.
+
+        None at the end.
+        """
         with self.trips.changed:
             while self._ended is None and not (live := self.below.live()):
                 self.trips.changed.wait(LOOK_EVERY_S)
             if self._ended is not None:
-                return 0, None
+                return None
             self._pulled = self._live_tokens()
             request = rpc.PullRequest(held=list(self._held))
             for client, session in live.items():
@@ -291,24 +310,27 @@ class Relaying:
     def _noting(self, call: Any) -> Iterator[bytes]:
         """Yield the messages of a Pull, and note when they come."""
         for message in call:
-            self._heard = time.monotonic()
+            with self._lock:
+                self._heard = time.monotonic()
             yield message
 
     def _add(self, order: rpc.Order, parts: Mapping[str, Bundle], group: tuple[int, ...]) -> None:
         """Add an order to those that came with it; give them out with the last one."""
-        delivery = self._delivery
-        if order.issue != delivery.issue:
-            common = parts.get("common", Bundle())
-            delivery = self._delivery = Delivery(order.issue, common=common)
         client = client_id_of(order.client_id, self.below.num_clients)
-        delivery.orders[client] = order
-        delivery.group = delivery.group or group
-        if "personal" in parts:
-            delivery.personal[client] = parts["personal"]
-        if not order.following:
+        with self._lock:
+            delivery = self._delivery
+            if order.issue != delivery.issue:
+                common = parts.get("common", Bundle())
+                delivery = self._delivery = Delivery(order.issue, common=common)
+            delivery.orders[client] = order
+            delivery.group = delivery.group or group
+            if "personal" in parts:
+                delivery.personal[client] = parts["personal"]
+            if order.following:
+                return
             self._issues |= dict.fromkeys(delivery.orders, delivery.issue)
-            self.trips.begin(delivery)
             self._delivery = Delivery()
+        self.trips.begin(delivery)
 
     def _parts_of(self, order: rpc.Order) -> Mapping[str, BundleSpec]:
         """Return what the parts of an order's payload must hold, by role."""
@@ -320,10 +342,10 @@ class Relaying:
     def _judge(self, error: CallFailed, joins: int, wait_s: float) -> float:
         """Act on the end of a Pull, and wait before the next one; return how long to wait then."""
         why = meaning_of(error)
-        if self._ended is not None:
+        if self._why_ended() is not None:
             return wait_s
         if isinstance(why, UnknownSession):
-            if joins == self.trips.joins:  # else a client's new session ended the Pull
+            if not self.trips.joined_since(joins):  # else a client's new session ended the Pull
                 self._forget()
         elif isinstance(why, Superseded):
             with self.trips.changed:
@@ -345,5 +367,4 @@ class Relaying:
     def _is_current(self) -> bool:
         """Tell whether the Pull that ended was for those who are there now."""
         with self.trips.changed:
-            live = self._live_tokens()
-        return live == self._pulled
+            return self._live_tokens() == self._pulled

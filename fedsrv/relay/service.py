@@ -133,7 +133,7 @@ class RelayService:
                 "a relay cannot stand behind another: give it the coordinator's --up"
             )
         request.relay, request.relay_process = self.name, self.process
-        self.trips.joins += 1
+        self.trips.begin_join()
 
     def _learn(
         self, client: ClientId, reply: rpc.JoinResponse, description: pb.ClientDescription
@@ -175,7 +175,7 @@ class RelayService:
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Pass on a sign of life."""
         _, session = self.below.session(request.client_id, request.token, context)
-        session.durable = max(session.durable, request.durable)
+        self.cohort.is_safe(session, request.durable)
         return self.uplink.beat(request)
 
     @coded

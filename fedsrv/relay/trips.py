@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedmodels.errors import PayloadError
+from fedmodels.guarded import Guarded
 from fedmodels.methods import make
 from fedmodels.position import Interaction
 from fedmodels.resolution import received_experiment
@@ -148,10 +149,11 @@ class RelayedRun:
         classes = self.facts.problem.num_classes + new
         if classes > self.facts.experiment.schedule.classes_to_come:
             raise PayloadError(f"an order names {new} new classes, which the run cannot have")
-        if new not in self._grown:
+        grown = self._grown.get(new)
+        if grown is None:
             self._grown.clear()  # no order goes back behind a growth
-            self._grown[new] = RelayedRun(self.facts.for_classes(classes), self.method)
-        return self._grown[new]
+            grown = self._grown[new] = RelayedRun(self.facts.for_classes(classes), self.method)
+        return grown
 
     @cached_property
     def upload_spec(self) -> BundleSpec:
@@ -200,6 +202,14 @@ class RelayedRun:
 class RelayedTrips:
     """Orders from above for the clients below, one trip at a time; used from many threads."""
 
+    group: Guarded[ClientGroup | None] = Guarded("changed")
+    joins: Guarded[int] = Guarded("changed")
+    """How many times clients have begun to join."""
+    _issue: Guarded[int] = Guarded("changed")
+    """That of the orders under way."""
+    _grouped: Guarded[set[OpenTrip]] = Guarded("changed")
+    """The trips of the group: several, where clients came late to the relay."""
+
     def __init__(
         self,
         clients: range,
@@ -213,15 +223,20 @@ class RelayedTrips:
         )
         """The clients of the relay."""
         self.changed, self._clock = self.below.changed, clock
-        self.group: ClientGroup | None = None
-        self.joins = 0
-        """How many times clients have begun to join."""
+        self.group, self.joins, self._issue, self._grouped = None, 0, 0, set()
         self._runs: dict[ClientId, RelayedRun] = {}
         """What travels to and from each client that has joined, by the problem that it stated: the
         coordinator above turns those away later whose problem is not the run's."""
-        self._issue = 0
-        self._grouped: set[OpenTrip] = set()
-        """The trips of the group: several, where clients came late to the relay."""
+
+    def begin_join(self) -> None:
+        """Note that clients begin to join."""
+        with self.changed:
+            self.joins += 1
+
+    def joined_since(self, joins: int) -> bool:
+        """Tell whether clients have begun to join since there were so many joins."""
+        with self.changed:
+            return self.joins != joins
 
     def learn(self, client: ClientId, run: RelayedRun) -> None:
         """Remember what travels to and from a client that joins."""
@@ -285,7 +300,8 @@ class RelayedTrips:
 
     def due_in(self, most: float) -> float:
         """Return how long the relay may wait until it looks at its group again, in seconds."""
-        group = self.group
+        with self.changed:
+            group = self.group
         left = group.until - self._clock() if group is not None and not group.is_closed else most
         return left if 0 < left < most else most
 

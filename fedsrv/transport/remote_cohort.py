@@ -521,6 +521,11 @@ class RemoteCohort:
                 if session.through and session.caller is not None and session.caller.is_open
             ]
 
+    def is_safe(self, session: ClientSession, durable: int) -> None:
+        """Note that a client's private state is safe on its disk."""
+        with self._lock:
+            session.durable = max(session.durable, durable)
+
     def works(self, session: ClientSession) -> None:
         """Note that a client tells of work."""
         with self._lock:

@@ -163,8 +163,9 @@ class Service:
 
     def _tell_once(self, line: str) -> None:
         """Tell watchers what is not meant, once."""
-        if line not in self._told:
-            self._told.add(line)
+        with self.cohort.changed:
+            is_new, self._told = line not in self._told, self._told | {line}
+        if is_new:
             self.events.tell("note", line=line)
 
     def _judged(
@@ -445,7 +446,7 @@ class Service:
             client, session = self.session(one.client_id, one.token, context)
             clients.append(client)
             if not header.members:
-                session.durable = max(session.durable, header.report.durable)
+                self.cohort.is_safe(session, header.report.durable)
         taken = self.inbox.take(clients, push, context)
         if not taken.repeated_upload:
             self.journal.sent(context, clients, header, push.wire, push.digest)
@@ -455,7 +456,7 @@ class Service:
     def beat(self, request: rpc.BeatRequest, context: grpc.ServicerContext) -> rpc.BeatResponse:
         """Record a client's progress as a sign of life."""
         client, session = self.session(request.client_id, request.token, context)
-        session.durable = max(session.durable, request.durable)
+        self.cohort.is_safe(session, request.durable)
         if request.interaction >= 0:
             self.cohort.works(session)
         if request.epoch >= 0 and session.is_news(time.monotonic()):

@@ -15,6 +15,7 @@ from fedmodels.errors import ArchiveError, ConfigError, RunStopped
 from fedsrv import run_queue
 from fedsrv.run_queue import (
     QueuedRun,
+    State,
     next_of,
     runs_of,
     serve_all,
@@ -170,6 +171,39 @@ def test_a_run_that_is_withdrawn_while_it_is_served_stays_so(
     monkeypatch.setattr(run_queue, "run_program", run_program)
     serve_one(run, [])
     assert run.state == "withdrawn"
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_run_that_is_withdrawn_as_its_process_ends_stays_so(
+    status: int, tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at the run and the word on how it ended."""
+    run, ends_as = submit(experiment, tmp_path, "a"), QueuedRun.ends_as
+
+    def ends_late(run: QueuedRun, state: State) -> bool:
+        monkeypatch.setattr(QueuedRun, "ends_as", ends_as)
+        withdraw(tmp_path, "0001-a")
+        return run.ends_as(state)
+
+    serving(monkeypatch, status)
+    monkeypatch.setattr(QueuedRun, "ends_as", ends_late)
+    serve_one(run, [])
+    assert run.state == "withdrawn"
+
+
+def test_a_run_that_ends_as_it_is_withdrawn_is_over(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, ends_as = submit(experiment, tmp_path, "a"), QueuedRun.ends_as
+
+    def ends_late(run: QueuedRun, state: State) -> bool:
+        ends_as(run, "over")
+        return ends_as(run, state)
+
+    monkeypatch.setattr(QueuedRun, "ends_as", ends_late)
+    with pytest.raises(ConfigError, match="0001-a has just ended, and is over"):
+        withdraw(tmp_path, "0001-a")
+    assert run.state == "over"
 
 
 def test_paths_of_a_config_do_not_depend_on_where_the_queue_runs(

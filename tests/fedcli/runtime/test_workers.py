@@ -56,6 +56,25 @@ def test_the_client_that_was_idle_for_the_longest_is_closed(few):
     assert few.of(0).net is first.net
 
 
+def test_a_client_that_is_taken_again_is_open_all_the_while(few):
+    """Another thread tells of its work, and ends it where nobody wants it any more."""
+    few.of(0)
+    seen = list[set[ClientId]]()
+    other = threading.Thread(target=lambda: seen.append({*few.open()}))
+
+    class Watched(dict):
+        def pop(self, *given):
+            found = super().pop(*given)
+            other.start()
+            other.join(0.2)
+            return found
+
+    few.__dict__["_open"] = Watched(few.__dict__["_open"])
+    few.of(0)
+    other.join()
+    assert seen == [{0}]
+
+
 @pytest.mark.parametrize("clients", [[1, 2, 0], [2, 1], [0, 2]])
 def test_clients_of_a_process_have_nets_of_their_own(clients, digits, tmp_path):
     """Whichever of them is opened first, and again after the run's settings have changed."""

@@ -114,8 +114,8 @@ class World:
         return self.service.push(iter([head, *encoded.chunks()]), Context())
 
     def ready(self):
-        group = self.trips.group
         with self.cohort.changed:
+            group = self.trips.group
             return group is not None and group.is_ready(self.now, self.cohort.presence.dead)
 
     def send(self):
@@ -125,6 +125,24 @@ class World:
         assert group is not None, "somebody is missing"
         self.relaying._send(group)
         return self.above.told[-1]
+
+    def know(self, **values):
+        """Set what the relay knows, as one of its threads does."""
+        with self.cohort.changed:
+            for name, value in values.items():
+                setattr(self.relaying, f"_{name}", value)
+
+    def knows(self, name):
+        with self.cohort.changed:
+            return getattr(self.relaying, f"_{name}")
+
+    def group(self):
+        with self.cohort.changed:
+            return self.trips.group
+
+    def look(self):
+        with self.cohort.changed:
+            self.relaying._look_after_the_pull()
 
 
 @pytest.fixture
@@ -272,11 +290,11 @@ def test_a_client_that_leaves_its_group_unseen_is_waited_for_no_more(world):
     for client in (3, 5):
         world.push(client)
     relaying = world.relaying
-    relaying._issues = dict.fromkeys((3, 5), 7)
+    world.know(issues=dict.fromkeys((3, 5), 7))
     assert relaying._judge(Failed(grpc.StatusCode.ABORTED, "left its group"), 0, 0.1) == 0.1
-    assert relaying._issues == {}
-    assert relaying._ended is None
-    assert world.trips.group is None
+    assert world.knows("issues") == {}
+    assert world.knows("ended") is None
+    assert world.group() is None
     world.begin(group=(3, 5), clients=(3, 5))
     for client in (3, 5):
         world.push(client)
@@ -365,8 +383,8 @@ def test_orders_that_come_slowly_are_waited_for_while_they_come(world, monkeypat
     now, cancelled = [1000.0], []
     monkeypatch.setattr("fedsrv.relay.relaying.time.monotonic", lambda: now[0])
     relaying = world.relaying
-    relaying._call = SimpleNamespace(cancel=lambda: cancelled.append(now[0]))
-    relaying._pulled = {c: s.token for c, s in world.cohort.live().items()}
+    world.know(call=SimpleNamespace(cancel=lambda: cancelled.append(now[0])))
+    world.know(pulled={c: s.token for c, s in world.cohort.live().items()})
     messages = relaying._noting([b""] * 3)
     for left in (2, 1):
         next(messages)
@@ -374,10 +392,10 @@ def test_orders_that_come_slowly_are_waited_for_while_they_come(world, monkeypat
         order.following = left
         relaying._add(order, {"common": Bundle()}, ())
         now[0] += 14.0
-        relaying._look_after_the_pull()
+        world.look()
     assert not cancelled
     now[0] += 2.0
-    relaying._look_after_the_pull()
+    world.look()
     assert cancelled == [1030.0], "nothing came for 16 s"
 
 
@@ -414,17 +432,17 @@ def test_a_client_that_brings_its_weights_past_the_relay_has_nobody_join_again(w
     """Orders come once more and say who is left; the clients bring their uploads again."""
     for client in COUNTS:
         world.push(client)
-    relaying, cancelled = world.relaying, list[int]()
-    relaying._call = SimpleNamespace(cancel=lambda: cancelled.append(1))
-    relaying._pulled = {c: s.token for c, s in world.cohort.live().items()}
-    relaying._issues = dict.fromkeys(COUNTS, 7)
-    relaying._look_after_the_pull()
+    cancelled = list[int]()
+    world.know(call=SimpleNamespace(cancel=lambda: cancelled.append(1)))
+    world.know(pulled={c: s.token for c, s in world.cohort.live().items()})
+    world.know(issues=dict.fromkeys(COUNTS, 7))
+    world.look()
     assert not cancelled
     world.above.fails = [Failed(grpc.StatusCode.ABORTED, "client 4 came without it")]
     world.send()
-    relaying._look_after_the_pull()
+    world.look()
     assert cancelled
-    assert relaying._issues == {}
+    assert world.knows("issues") == {}
     for client in COUNTS:
         assert world.cohort.session(client, world.tokens[client])
     world.begin(group=(3, 5), clients=(3, 5))  # the same issue
@@ -475,13 +493,13 @@ def test_a_coordinator_that_forgot_the_sessions_has_all_clients_join_again(world
     """Their orders come once more, although the coordinator may have given them out already."""
     for client in COUNTS:
         world.push(client)
-    world.relaying._issues = dict.fromkeys(COUNTS, 7)
+    world.know(issues=dict.fromkeys(COUNTS, 7))
     world.above.fails = [Failed(grpc.StatusCode.UNAUTHENTICATED)]
     world.send()
     with pytest.raises(UnknownSession):
         world.cohort.session(3, world.tokens[3])
-    assert world.trips.group is None
-    assert world.relaying._issues == {}
+    assert world.group() is None
+    assert world.knows("issues") == {}
 
 
 def test_what_failed_calls_mean():
@@ -522,7 +540,7 @@ def test_a_net_that_cannot_be_built_ends_the_relay_with_a_line(world, monkeypatc
     world.above.pull = lambda request: None
     monkeypatch.setattr(world.relaying, "_read", cannot)
     world.relaying._pull_forever()
-    assert str(world.relaying._ended).endswith("sent what does not fit: [net] cannot be built")
+    assert str(world.knows("ended")).endswith("sent what does not fit: [net] cannot be built")
     assert "Traceback" not in caplog.text
 
 
