@@ -20,12 +20,12 @@ from fedmodels.config.sent import tables_in
 from fedmodels.errors import PayloadError
 
 CHANGEABLE: Mapping[str, str] = {
-    "training.lr": "each training from the next round on",
-    "training.lr_schedule": "each training from the next round on, at its place in the new course",
-    "schedule.rounds": "tasks that begin from the next round on",
-    "schedule.clients": "who may join, from the resume on",
-    "evaluate.last_tasks": "scores from the next round on",
-    "data.columns.missing": "files that sites cut from the resume on",
+    "training.lr": "trainings from the next round",
+    "training.lr_schedule": "trainings from the next round",
+    "schedule.rounds": "tasks that start from the next round",
+    "schedule.clients": "joins after the resume",
+    "evaluate.last_tasks": "scores from the next round",
+    "data.columns.missing": "files prepared after the resume",
     **{key: what for part in LISTED for key, what in part.changes.items()},
 }
 """The keys, or tables, that ``--resume`` may change, and what a change is for."""
