@@ -35,6 +35,7 @@ from fedcli.data.store.client_data import (
 from fedcli.data.store.column_findings import Column, columns_of, found_in_all
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_store import PartitionStore
+from fedcli.data.store.repeats import ALIKE
 from fedmodels.code_names import is_own
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
@@ -42,7 +43,11 @@ from fedmodels.printable import printable
 from fedmodels.training.divergence import HUGE
 
 LEAKED = 0.01
-"""Share of the test examples that may be among the training examples; data sets repeat some."""
+"""Share of the test examples that may be among the training examples beside those that are equal by
+chance; data sets repeat some."""
+FEW = 2
+"""So many examples that are equal say nothing."""
+ONE_PART = "if they are the same ones, keep each in one part"
 HANDFUL = 10
 """Training examples below which a client hardly learns."""
 AT_ONCE = 4096
@@ -99,6 +104,11 @@ class Inspected:
     """What the columns hold, as the files have it; none for images."""
     again: int = 0
     """How many examples of its tasks earlier ones have."""
+    rows: int = 0
+    twice: int = 0
+    """Training examples of its tasks, and how many of these are a second one of their task."""
+    sets: int = 0
+    """Tasks that have training examples."""
     has_targets: bool = False
     """Whether targets stand in place of labels: nothing is of a class then."""
     gone: list[int] = field(default_factory=list)
@@ -120,11 +130,18 @@ class Inspected:
                     continue
                 x, y = self.data.arrays(task, part)
                 found[part] = set() if self.data.tasks[task].set_aside else hashes_of(x)
+                if part == "train" and found[part]:
+                    self.take(len(x), found[part])
                 self.look(x, y)
             for hashes in found.values():
                 self.again += sum(each in self.train or each in self.test for each in hashes)
             self.train |= found.get("train", set())
             self.test |= found.get("test", set())
+
+    def take(self, rows: int, distinct: Hashes) -> None:
+        """Count the training examples of a task."""
+        self.rows, self.sets = self.rows + rows, self.sets + 1
+        self.twice += rows - len(distinct)
 
     def look(self, x: NDArray[Any], y: NDArray[np.int64]) -> None:
         """Look at the inputs (n, …) and labels (n,), or targets (n, T), of a part of a task."""
@@ -239,19 +256,39 @@ class Inspected:
         if not self.varies and sum(part.sum() for part in self.counts.values()) > 1:
             line = "all inputs are the same: the files hold no data, or scale is wrong"
             yield self._wrong("same", line)
-        if self.again and not self.may_share:
+        alike = self.twice > ALIKE * self.rows  # as for fedcli add-task
+        if self.again and not self.may_share and not alike:
             line = (
                 f"{self.again} examples of its tasks are in earlier tasks already, as where a file "
                 "has grown: fedcli add-task leaves them out"
             )
             yield self._odd("again", line)
         leaked = len(self.train & self.test)
-        if leaked > LEAKED * len(self.test):
+        if leaked > most_equal([self], self.rows, len(self.test)):
             line = (
-                f"{leaked} test examples are among its training examples, so scores would be "
-                "too good: remove them from one of the two"
+                f"{leaked} test examples are among its training examples, more than by chance, so "
+                f"scores would be too good: {ONE_PART}"
             )
             yield self._wrong("leaked", line)
+
+
+def most_equal(read: Sequence[Inspected], pool: int, count: int) -> float:
+    """Return how many of ``count`` examples may be among ``pool`` others without a word.
+
+    Equal rows may be different people. How often two of them are equal by chance is known from the
+    rows of one client's task, which are different ones: if a part t of n rows is there twice, one
+    more row is among them with a chance of t to 2 t. Twice as many are no sign of anything, nor are
+    a few.
+    """
+    read = [one for one in read if one.varies and np.isfinite(one.low) and np.isfinite(one.high)]
+    rows, twice, sets = (
+        sum(getattr(one, key) for one in read) for key in ("rows", "twice", "sets")
+    )
+    by_chance = 0.0
+    if twice:
+        alone = 1 - min(1.0, 2 * (twice + 2 * twice**0.5) / rows)
+        by_chance = 1 - alone ** (pool * sets / rows)
+    return FEW + (LEAKED + 2 * by_chance) * count
 
 
 def hashes_of(x: NDArray[Any]) -> Hashes:
@@ -332,6 +369,8 @@ def arrived(data: ClientData, dataset: Dataset) -> list[Finding]:
         ("train", dataset.train.x, dataset.train.y), ("test", dataset.test.x, dataset.test.y)
     ):  # fmt: skip
         setattr(one, part, hashes_of(x))
+        if part == "train" and len(x):
+            one.take(len(x), one.train)
         one.look(x, y)
         one.counts[part] = np.sum([getattr(task, part) for task in data.tasks], axis=0)
     return [*one.found(), *_in_columns([one])]
@@ -412,6 +451,7 @@ def _files_as_clients(root: Path) -> Iterator[Finding]:
 def _between(read: Sequence[Inspected]) -> Iterator[Finding]:
     """Yield contradictions between clients, and examples that they share."""
     owner: dict[bytes, str] = {}
+    everybody = sum(one.rows for one in read)
     for one in read:
         first = read[0]
         grown = one.has_grown or first.has_grown
@@ -428,19 +468,20 @@ def _between(read: Sequence[Inspected]) -> Iterator[Finding]:
             whose = owner.setdefault(each, one.name)
             if whose != one.name:
                 shared[whose] = shared.get(whose, 0) + 1
-        if not one.may_share and sum(shared.values()) > LEAKED * len(one.train):
+        if not one.may_share and sum(shared.values()) > most_equal(read, everybody, len(one.train)):
             line = (
                 f"{sum(shared.values())} of its training examples are also at client "
-                f"{some(shared)}: give each example to one client"
+                f"{some(shared)}, more than by chance: if they are the same ones, give each to one "
+                "client"
             )
             yield Finding(line, True, one.name, "shared")
     for one in read:
         whose_all = [owner.get(each, one.name) for each in one.test]
         met = [name for name in whose_all if name != one.name]
-        if len(met) > LEAKED * len(one.test):
+        if len(met) > most_equal(read, everybody, len(one.test)):
             line = (
                 f"{len(met)} of its test examples are training examples of client "
-                f"{some(sorted(set(met)))}: remove them from one of the two"
+                f"{some(sorted(set(met)))}, more than by chance: {ONE_PART}"
             )
             yield Finding(line, True, one.name, "leaked between")
 
@@ -454,9 +495,12 @@ def _in_global_test(root: Path, read: Sequence[Inspected]) -> Iterator[Finding]:
         return
     if held is not None:
         tested = hashes_of(held.x)
-        leaked = sum(len(tested & one.train) for one in read)
-        if leaked > LEAKED * len(tested):
-            line = f"global-test: {leaked} of its examples are trained on: remove them from there"
+        leaked = len({each for one in read for each in tested & one.train})
+        if leaked > most_equal(read, sum(one.rows for one in read), len(tested)):
+            line = (
+                f"global-test: {leaked} of its examples are trained on, more than by chance: "
+                f"{ONE_PART}"
+            )
             yield Finding(line, True)
 
 

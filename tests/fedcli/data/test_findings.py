@@ -98,6 +98,29 @@ def test_what_may_not_be_meant_is_found(tmp_path, caplog, given, about, line):
             tell_own(tmp_path, [0], strict=True)
 
 
+@pytest.mark.parametrize("levels", [3, 9, 40])
+def test_rows_that_are_equal_by_chance_are_different_people(tmp_path, levels, capsys):
+    """check called them wrong, said to remove them, and ended with 1."""
+    rng = np.random.default_rng(levels)
+    for number in range(4):
+        place = client(tmp_path, number, GOOD, [0, 1, 2])
+        for part, size in (("train", 600), ("test", 200)):
+            x = rng.integers(levels, size=(size, 2)).astype(np.float32)
+            np.save(place / f"task-0/{part}_x.npy", x)
+            np.save(place / f"task-0/{part}_y.npy", rng.integers(3, size=size))
+    assert [str(one) for one in inspected(tmp_path)[1]] == []
+    with pytest.raises(SystemExit) as ended:
+        main(["check", str(tmp_path)])
+    assert not ended.value.code
+    assert "nothing wrong" in capsys.readouterr().out
+    # but what was copied is found, where rows of one client are seldom equal
+    copied = np.load(tmp_path / "0/task-0/train_x.npy")
+    np.save(tmp_path / "0/task-0/test_x.npy", copied[:200])
+    np.save(tmp_path / "1/task-0/train_x.npy", copied)
+    lines = [str(one) for one in inspected(tmp_path)[1]]
+    assert bool(lines) == (levels == 40), lines
+
+
 @pytest.mark.parametrize(
     ("values", "found"),
     [
