@@ -193,7 +193,8 @@ Told = Annotated[
         "--tell",
         metavar="WHAT",
         help="With --require-privacy, what may leave although no noise covers it: loss, timing, "
-        "metrics, moments, labels, text, or a key of an upload; may be given several times.",
+        "metrics, moments, labels, text, failure, bare, or a key of an upload; may be given more "
+        "than once.",
     ),
 ]
 Scores = Annotated[

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from fedcli.data.store.client_data import ABOUT
+from fedcli.data.store.opened_data import open_data, store_in
 from fedcli.data.store.own_files import cut_before, is_cut
 from fedcli.gate.gate import Gate
 from fedcli.gate.rules import Rules
@@ -25,7 +26,7 @@ from fedmodels.errors import ConfigError, DataError, LinkError
 from fedmodels.machine import tells_traces
 from fedmodels.printable import printable
 from fedmodels.resolution import received_data, received_experiment
-from fedmodels.tensors.bundle import ClientId
+from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.tables import usual_of, values_of
 
 ANY = Rules()
@@ -130,6 +131,10 @@ def host_of(
     elif run_id:  # another one by now is told as that, and not as a state directory's
         link.prepare(clients[0], has_cut=has_cut)
     data, wanted = _brought(link, clients, data, states / "own-data", recipe, shown)
+    if rules.floor is not None and shown is not None and clients[0] != EVALUATOR:
+        from fedcli.parts.privacy.told_beside import check_told
+
+        check_told(rules, shown, open_data(data, clients[0], store_in(data)).problem)
     if DETAILS.index(wanted) > DETAILS.index(announce):
         announce = wanted
     kind = Host

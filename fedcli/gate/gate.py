@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from fedcli.gate.rules import Rules
 from fedmodels.class_names import composed
 from fedmodels.errors import ConfigError
-from fedpb.told import EXTRA, HELD_BACK, Door, classes
+from fedpb.told import EXTRA, HELD_BACK, NOT_OURS, Door, classes
 
 if TYPE_CHECKING:
     from fedmodels.tensors.bundle import Bundle
@@ -60,13 +60,13 @@ class Gate(Door):
         """Find out what is held back."""
         self._held = held_back(self.rules)
         if self._held:
-            self._held |= {"relay"}
+            self._held |= {NOT_OURS}
         floor = self.rules.floor
         kinds = {MASKED} if self.rules.min_cohort else {MASKED, NOISED}
         if floor is not None and floor.where == "server":
             kinds.add(TRUSTED)
         is_any = floor is None and not self.rules.min_cohort
-        self._kinds = None if is_any or "bare" in self.rules.told else kinds
+        self._kinds = None if is_any else kinds
 
     # --- what the coordinator says ----------------------------------------------------------------
 
@@ -108,15 +108,12 @@ class Gate(Door):
         if self._kinds is None:
             return
         for key in upload.by_key():
-            if covers.get(key) in self._kinds or key in COUNTS or self._is_told(key):
+            if covers.get(key) in self._kinds or key in COUNTS or self.rules.tells(key):
                 continue
             raise ConfigError(
                 f"the upload has {key}, which no {'mask' if self.rules.min_cohort else 'noise'} "
-                f"covers: {self._option}; --tell {_group(key)} would allow it"
+                f"covers: {self._option}; --tell {group_of(key)} would allow it"
             )
-
-    def _is_told(self, key: str) -> bool:
-        return any(key == told or key.startswith(f"{told}/") for told in self.rules.told)
 
     @property
     def _option(self) -> str:
@@ -167,6 +164,6 @@ class Gate(Door):
         return tuple(value) in (self._moments.get(name), AS_IT_IS.get(name))
 
 
-def _group(key: str) -> str:
+def group_of(key: str) -> str:
     """Return what a key is allowed by, with others of its kind: its first two parts."""
     return "/".join(key.split("/")[:2])

@@ -153,6 +153,11 @@ class Rules:
                 f"--allow-column {name}{'' if role == SEEN else f':{role}'}"
             )
 
+    def tells(self, key: str) -> bool:
+        """Tell whether a key of an upload may leave although nothing hides it."""
+        told = self.told
+        return "bare" in told or any(key == one or key.startswith(f"{one}/") for one in told)
+
     # --- in words -------------------------------------------------------------------------------
 
     def lines(self) -> Iterator[str]:

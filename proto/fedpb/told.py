@@ -111,6 +111,8 @@ HELD_BACK: Final = (
     "timing", "labels", "moments", "loss", "scores", "metrics", "text", "failure",
 )  # fmt: skip
 """Classes that a condition may hold back."""
+NOT_OURS: Final = "relay"
+"""The class of fields that no client fills."""
 EXTRA: Final = MappingProxyType({"epsilon": "examples", "epsilon_next": "examples"})
 """Keys of ``Report.extra`` that are no metrics: what a client says that it has spent."""
 

@@ -417,14 +417,17 @@ def test_a_site_that_requires_more_privacy_trains_not_once_and_the_run_goes_on(l
     assert 'level=client, and the run has [privacy] level = "example"' in wrong.output()
     ledger = run.root / "site.db"
     floor = ["--require-privacy", "level=example,epsilon=0.01,delta=1e-3", "--ledger", str(ledger)]
+    unscored = run.join("2", *floor)
+    assert unscored.wait() == 2
+    assert "--scores N allows so many models" in unscored.output()
+    floor += ["--scores", "100"]
     strict = run.join("2", *floor)
     until(lambda: "waiting for orders" in strict.output(), "client 2 has joined")
     run.finish(coordinator, strict, run.join("0-1"))
     records = records_of(run.out)
     assert [record["cohort"] for record in records] == [[0, 1]] * 4
     why = records[0]["failed"]["2"]
-    line = "one more training would pass the epsilon that this client requires over all its runs"
-    assert why == f"declined: {line}"
+    assert why == "declined: a limit of privacy is reached; its own log says which"
     assert "beyond 0.01" in strict.output(), "what it has spent stays at the site"
     with closing(sqlite3.connect(ledger)) as db:
         assert db.execute("SELECT count(*) FROM trainings").fetchone() == (0,)

@@ -1,0 +1,57 @@
+"""What a run would have a client tell beside what noise covers, held against the site's rules.
+
+It is known from the config, before the client joins: the run's own ``[privacy] allow`` is the word
+of its coordinator.
+"""
+
+from __future__ import annotations
+
+from fedcli.gate.gate import group_of
+from fedcli.gate.rules import Rules
+from fedmodels.config.experiment import Experiment
+from fedmodels.errors import ConfigError
+from fedmodels.methods import make
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.private_uploads import contributions
+from fedmodels.training.run import RunFacts
+
+SHOWN = 5
+"""Keys that a line names."""
+
+
+def check_told(rules: Rules, experiment: Experiment, problem: Problem) -> None:
+    """Check that a run needs nothing that a site with a floor does not tell.
+
+    Raises:
+        ConfigError: it needs scores, or its uploads have keys that no noise covers; names the
+            option that would allow it.
+    """
+    table = experiment.method
+    method = make(table.name, **table.hyper_parameters())
+    scored = {*experiment.evaluate.views} & {*method.views} or experiment.guards_models
+    if scored and rules.scores == 0:
+        raise ConfigError(
+            "--require-privacy: the run scores models on this site's test examples, which no noise "
+            "covers: --scores N allows so many models, over all runs"
+        )
+    found = set[str]()
+    for run in RunFacts(experiment, problem).of_each_net:
+        found |= {key for key in _uncovered(experiment, run) if not rules.tells(key)}
+    if found:
+        groups = sorted({group_of(key) for key in found})
+        more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
+        allowed = " ".join(f"--tell {group}" for group in groups)
+        raise ConfigError(
+            f"--require-privacy: no noise covers {', '.join(groups[:SHOWN])}{more} of the uploads "
+            f"of method {method.name!r}: {allowed} would allow it"
+        )
+
+
+def _uncovered(experiment: Experiment, run: RunFacts) -> list[str]:
+    """Return what of a method's uploads no noise covers."""
+    table = experiment.method
+    found = contributions(make(table.name, **table.hyper_parameters()), run).uncovered
+    privacy = experiment.privacy
+    if privacy is not None and privacy.hides_examples:  # all else follows from private steps
+        return [key for key in found if key == "generators"]
+    return found

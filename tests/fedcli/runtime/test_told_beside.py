@@ -1,0 +1,129 @@
+"""With a floor, what no noise covers is refused before a site joins, and named with its option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedcli.gate.gate import Gate
+from fedcli.gate.rules import Rules
+from fedcli.joining import host_of
+from fedcli.parts.privacy.told_beside import check_told
+from fedcli.runtime.link import Link
+from fedcli.runtime.worker import Result
+from fedcli.runtime.workers import Workers
+from fedmodels.errors import ConfigError
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedpb.tables import table_of
+from fedpb.v1 import coordinator_pb2 as rpc
+from tests.conftest import tiny_experiment
+
+pytest.importorskip("dp_accounting", reason="needs the extra privacy")
+FLOOR = "level=client,epsilon=2000,delta=1e-3"
+NOISY = {
+    "level": "client", "where": "clients", "noise_multiplier": 4.0, "delta": 1e-3,
+    "prototype_clip": 1.0, "histogram_clip": 1.0,
+    "allow": ["announced", "examples", "loss"],
+}  # fmt: skip
+BARE = {
+    "fedpac": "scalars/variance",
+    "pfedgrp": "generators",
+    "fedcil": "weights/generator",
+    "ifca": "weights/model0",
+    "feddrift": "weights/correct",
+    "feddrift-eager": "weights/examples",
+    "glfc": "weights/grads",
+}
+"""What no noise covers of the uploads of each method that has such keys."""
+PROBLEM = Problem((1, 8, 8), 10)
+
+
+def run_of(method: str, **more: Any) -> Any:
+    return tiny_experiment(
+        method=method, privacy=NOISY, **{"evaluate": {"views": []}, **more}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", BARE)
+def test_a_method_whose_uploads_no_noise_covers_is_refused_by_its_keys(method: str) -> None:
+    rules, experiment = Rules.of(require_privacy=FLOOR), run_of(method)
+    with pytest.raises(ConfigError, match="--require-privacy: no noise covers") as caught:
+        check_told(rules, experiment, PROBLEM)
+    line = str(caught.value)
+    assert "\n" not in line
+    words = line.split()
+    named = [words[at + 1] for at, word in enumerate(words) if word == "--tell"]
+    assert BARE[method] in named
+    for tell in (named, ["bare"]):
+        check_told(Rules.of(require_privacy=FLOOR, tell=tell), experiment, PROBLEM)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedala", "gldp"])
+def test_a_method_whose_uploads_noise_covers_is_taken(method: str) -> None:
+    check_told(Rules.of(require_privacy=FLOOR), run_of(method), PROBLEM)
+
+
+@pytest.mark.parametrize(("scores", "refused"), [(None, True), ("none", True), (5, False)])
+def test_a_run_that_scores_is_refused_unless_scores_are_allowed(
+    scores: str | int | None, refused: bool
+) -> None:
+    scoring = run_of("fedavg", evaluate={})
+    rules = Rules.of(require_privacy=FLOOR, scores=scores)
+    if refused:
+        with pytest.raises(ConfigError, match="--scores N allows"):
+            check_told(rules, scoring, PROBLEM)
+    else:
+        check_told(rules, scoring, PROBLEM)
+
+
+def test_nothing_but_a_question_has_been_sent_when_a_run_is_refused(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, experiment = list[str](), run_of("pfedgrp").to_dict()
+    answer = rpc.PrepareResponse(run_id="0" * 32, experiment=table_of(experiment))
+
+    def unary(link: Link, name: str, reply: Any) -> Any:
+        return lambda request: asked.append(name) or answer
+
+    monkeypatch.setattr(Link, "_unary", unary)
+    with pytest.raises(ConfigError, match="--tell generators would allow it"):
+        host_of([0], "127.0.0.1:1", digits, tmp_path / "states", torch.device("cpu"),
+                rules=Rules.of(require_privacy=FLOOR))  # fmt: skip
+    assert {*asked} == {"Prepare"}
+
+
+def trained(experiment: Any, digits: Path, states: Path) -> Result:
+    workers = Workers([0], digits, states, torch.device("cpu"))
+    workers.begin(experiment)
+    worker = workers.of(0)
+    order = rpc.Order(
+        kind=rpc.ORDER_KIND_TRAIN, client_id="0", base=-1, committed=-1, durable=-1
+    )  # fmt: skip
+    sent = worker.run.initial_weights
+    names = [key.removeprefix("weights/") for key in worker.set_up.payload_spec["common"].required]
+    found = worker.execute(order, Bundle(weights={name: sent[name] for name in names}))
+    assert found is not None
+    assert found.failure == ""
+    return found
+
+
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_all_that_leaves_of_a_private_training_is_covered_and_its_loss_does_not(
+    level: str, digits: Path, tmp_path: Path
+) -> None:
+    table = {**NOISY, "level": level, "where": "clients" if level == "client" else "server"}
+    run = tiny_experiment(method="fedavg", privacy=table, evaluate={"views": []})
+    done = trained(run, digits, tmp_path / "states")
+    assert done.report.loss > 0
+    assert {*done.upload.by_key()} - {"scalars/num_examples"} <= {*done.covers}
+    header = rpc.PushHeader(report=done.report)
+    floor = FLOOR.replace("client", level)
+    Gate(Rules.of(require_privacy=floor)).pushed(header, done.upload, done.covers)
+    assert "loss" in header.report.withheld
+    assert header.report.loss == 0.0
+    bare = {key: how for key, how in done.covers.items() if "head" not in key}
+    with pytest.raises(ConfigError, match=r"no noise covers.*--tell weights/head"):
+        Gate(Rules.of(require_privacy=floor)).pushed(header, done.upload, bare)
