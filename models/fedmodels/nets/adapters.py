@@ -11,6 +11,7 @@ Learning, ICLR 2024. https://arxiv.org/abs/2403.12313
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -20,6 +21,8 @@ from fedmodels.nets.split import SplitNet
 
 class Adapted(nn.Module):
     """A frozen layer W and a trainable map of rank r: ``W x + alpha / r B A x``; B begins as 0."""
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(
         self, layer: nn.Linear | nn.Conv2d, rank: int, alpha: float, freeze_a: bool = False

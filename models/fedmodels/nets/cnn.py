@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -47,6 +48,8 @@ def normalisation(net: str, kind: str, channels: Sequence[int], width: int) -> n
 class _DigitsBase(nn.Module):
     """Three convolutions, and a pool to 2x2 cells of 64 channels; 3x3 of sides of 6 or 7 pixels."""
 
+    rows_are_independent: ClassVar[bool] = True
+
     def __init__(self, channels: int, height: int, width: int, norm: str) -> None:
         super().__init__()
         self.norms = normalisation("digits-cnn", norm, (16, 32, 64), 64)
@@ -80,6 +83,8 @@ def digits_cnn(num_classes: int, input_shape: tuple[int, ...], *, norm: str = "n
 
 class _Cnn5Base(nn.Module):
     """conv5-32, pool, conv5-64, pool, 512, 128."""
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(self, channels: int, height: int, width: int, norm: str) -> None:
         super().__init__()

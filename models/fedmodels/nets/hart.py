@@ -10,6 +10,7 @@ accelerometer, 96…191 from the gyroscope.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -47,6 +48,11 @@ class LiteConv(nn.Module):
         limit = (3 / kernel) ** 0.5  # Glorot's, for a kernel of one channel
         self.kernel = nn.Parameter(torch.empty(heads, kernel).uniform_(-limit, limit))
 
+    @property
+    def rows_are_independent(self) -> bool:
+        """Whether no sample of a batch sees another one."""
+        return self.mode == "time"
+
     def forward(self, x: Tensor) -> Tensor:
         """Return (B, Z, c) for (B, Z, c), zero-padded at both ends."""
         kernel = self.kernel.softmax(-1)
@@ -63,6 +69,8 @@ class LiteConv(nn.Module):
 
 class _Block(nn.Module):
     """Attention within each sensor, a convolution across both, then the feed-forward part."""
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(
         self, alp: nn.Module, kernel: int, lite_conv: str, dropout: float, drop_path: float
@@ -86,6 +94,9 @@ class _Block(nn.Module):
 
 class _HartBase(nn.Module):
     """Patches per sensor, learned positions, blocks, mean over tokens, one wide layer."""
+
+    rows_are_independent: ClassVar[bool] = True
+    one_for_each_row: ClassVar[tuple[str, ...]] = ("positions",)
 
     def __init__(self, steps: int, blocks: list[_Block], dropout: float) -> None:
         super().__init__()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ BATCH = 2
 
 class Features(nn.Module):
     """The base of a user's net: its ``features``, without its head."""
+
+    rows_are_independent: ClassVar[bool] = True
 
     net: Any
 

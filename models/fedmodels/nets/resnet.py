@@ -9,6 +9,8 @@ and some 170 MB, and it offers neither the CIFAR stem nor the shortcut without p
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,6 +20,8 @@ from fedmodels.nets.split import SplitNet
 
 class Stem(nn.Module):
     """Convolution, batch normalisation, ReLU and, in the ImageNet form, a max pool."""
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(self, fan_in: int, width: int, *, imagenet: bool = False) -> None:
         super().__init__()
@@ -38,6 +42,8 @@ class BasicBlock(nn.Module):
     Where the shape changes, the shortcut is a 1x1 convolution (``projection``, option B of the
     paper) or every second pixel with zero channels around it (option A, no parameters).
     """
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(self, fan_in: int, width: int, stride: int, *, projection: bool) -> None:
         super().__init__()
@@ -71,6 +77,8 @@ class BasicBlock(nn.Module):
 
 class ResNetBase(nn.Sequential):
     """Stem, stages of basic blocks (the first keeps the size, the others halve it), global mean."""
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(
         self, stem: Stem, width: int, widths: tuple[int, ...], blocks: int, *, projection: bool

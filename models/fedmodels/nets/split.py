@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import pairwise
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +38,15 @@ class SplitNet(nn.Module):
             batch and keeps no statistics, it cannot; one example is then embedded beside a copy.
         mixed_precision: whether the base computes in bfloat16, as autocast has it; weights,
             embeddings and the head stay float32.
+        alone: whether each example is embedded by itself, so that it meets no other one.
         own_names: what a tensor is called in the state dict of the module that the net was made
             from, by role-prefixed key; empty where the net is its own module.
         frozen: keys of the tensors that were frozen when the net was made: parameters that take no
             gradient, and buffers of modules without another parameter. They are none of
             ``tensors``: they stay with whoever builds the net, and never move.
     """
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -56,7 +59,7 @@ class SplitNet(nn.Module):
     ) -> None:
         super().__init__()
         self.mixes_examples, self.takes_one = mixes_examples, takes_one
-        self.mixed_precision = False
+        self.mixed_precision, self.alone = False, False
         self.base, self.head, self.width = base, head, width
         self.own_names: Mapping[str, str] = {}
         self._still = _still(self)
@@ -232,6 +235,8 @@ class SplitNet(nn.Module):
         A batch has ``size`` examples, and the last one the rest. Where the net cannot take one
         example, no batch has a single one: the last joins the batch before it.
         """
+        if self.alone:
+            return torch.split(x, 1)
         takes_one = not self.normalises_batches if self.training else self.takes_one
         batches = torch.split(x, size if takes_one else max(size, 2))
         if not takes_one and len(batches) > 1 and len(batches[-1]) == 1:

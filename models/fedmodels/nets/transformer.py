@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ class Attention(nn.Module):
 
     The fused kernels have no deterministic gradient on CUDA, and tokens are few here.
     """
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(self, dim: int, heads: int, head_dim: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -41,6 +44,8 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """Two linear layers with an activation and dropout between them, token by token."""
 
+    rows_are_independent: ClassVar[bool] = True
+
     def __init__(
         self, dim: int, hidden: int, activation: Callable[[Tensor], Tensor], dropout: float
     ) -> None:
@@ -57,6 +62,8 @@ class FeedForward(nn.Module):
 
 class DropPath(nn.Module):
     """Drop a residual branch for a whole sample with probability ``rate``, in training."""
+
+    rows_are_independent: ClassVar[bool] = True
 
     def __init__(self, rate: float) -> None:
         super().__init__()

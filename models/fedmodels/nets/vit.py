@@ -7,6 +7,7 @@ https://arxiv.org/abs/2010.11929
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,8 @@ DIM, HEADS, BLOCKS = 192, 3, 6
 class _Block(nn.Module):
     """Pre-norm block: the residual adds to the block's input, not to the aligned tokens."""
 
+    rows_are_independent: ClassVar[bool] = True
+
     def __init__(self, alp: nn.Module, mlp_ratio: int, dropout: float, drop_path: float) -> None:
         super().__init__()
         self.norm1, self.alp = nn.LayerNorm(DIM, eps=1e-6), alp
@@ -47,6 +50,9 @@ class _Block(nn.Module):
 
 class _VitBase(nn.Module):
     """Patches, a class token, learned positions, blocks, layer normalisation, pool."""
+
+    rows_are_independent: ClassVar[bool] = True
+    one_for_each_row: ClassVar[tuple[str, ...]] = ("cls", "positions")
 
     def __init__(self, shape: tuple[int, int, int], patch: int, blocks: list[_Block], pool: str):
         super().__init__()

@@ -14,13 +14,11 @@ Shapes: B examples, T places of a layer (tokens, cells), i and o its inputs and 
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +26,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.overrides import TorchFunctionMode
 
+from fedmodels.nets.independent import row_parameters, rows_are_independent
 from fedmodels.nets.split import SplitNet
-from fedmodels.numerics.randomness import seeded
 from fedmodels.training.stepped import Batch, Output
 
 LossOf = Callable[[Batch, Output], Tensor]
@@ -39,8 +37,6 @@ PLACES, CHANNELS = 128, 8
 """From so many on, a convolution with a group for each example is faster than unfolding."""
 Sum = Callable[[Tensor], Tensor]
 """Gives the sum of the examples' gradients, weighed by factors (B,)."""
-CLOSE = 1e-2
-"""Of a norm: how far two ways to the same gradients may be apart."""
 ROUNDED = 1e-6
 """Of the largest that a squared norm may be: more than float32 loses of it."""
 
@@ -102,6 +98,8 @@ def bounded(
             torch.zeros_like(own) if own.grad is None else own.grad
         )
     found = [watch.found.get(id(p)) or nothing(p, size) for p in trained.values()]
+    if any(len(own) != size for own, _ in found):
+        return None  # a layer's first dimension is no row
     squares = torch.stack([squares for squares, _ in found]).sum(0)
     return Bounded(squares, losses.detach(), [total for _, total in found])
 
@@ -132,6 +130,21 @@ def per_example(
     return torch.cat(flat, 1).detach(), losses.detach()
 
 
+def one_by_one(
+    net: SplitNet, trained: Mapping[str, nn.Parameter], batch: Batch, loss_of: LossOf
+) -> tuple[Tensor, Tensor]:
+    """Return what :func:`per_example` does, by batches of one: of nets that torch cannot map."""
+    whole, rows, losses = _WithLoss(net, loss_of), list[Tensor](), list[Tensor]()
+    for example in zip(batch.x, batch.y, batch.index, *batch.taught, strict=True):
+        loss = whole(*(each[None] for each in example))
+        found = torch.autograd.grad(loss, [*trained.values()], allow_unused=True)
+        pairs = zip(found, trained.values(), strict=True)
+        flat = [(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs]
+        rows.append(torch.cat(flat).detach())
+        losses.append(loss.detach())
+    return torch.stack(rows), torch.stack(losses)
+
+
 class _WithLoss(nn.Module):
     """A net and a loss in one module: the loss may look at the net's parameters as well."""
 
@@ -149,108 +162,16 @@ class _WithLoss(nn.Module):
 # --- which nets tell it ---------------------------------------------------------------------------
 
 
-class WithoutDropout(TorchFunctionMode):
-    """A block in which dropout drops nothing."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """Call a function of torch unless it drops."""
-        return args[0] if func in DROPS else func(*args, **(kwargs or {}))
-
-
-DROPS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
-MADE_UP = 4
-"""Examples at least of the batch in which a net is seen to keep them apart."""
-Tried = tuple[frozenset[str], bool, bool]
-"""The parameters that trained, and the modes of base and head."""
-_KEPT_APART: WeakKeyDictionary[SplitNet, dict[Tried, frozenset[str] | None]] = WeakKeyDictionary()
-
-
 def apart_in(
     net: SplitNet, trained: Mapping[str, nn.Parameter], batch: Batch
 ) -> frozenset[str] | None:
     """Return which parameters need a copy for each example; None for a net that must be mapped.
 
-    No made-up example may feel the others, and three of them have to give the norms and the sum
-    that their own gradients have. So a net whose examples meet one another, or that draws by
-    itself, is mapped. It is found out once for a net and its mode, and every process finds the
-    same.
-
-    Args:
-        net: in the mode of training.
-        trained: the parameters that train, by key.
-        batch: of the form of those that follow.
+    Rows that are independent by construction alone have norms that layers tell.
     """
-    found, keys = _KEPT_APART.setdefault(net, {}), frozenset(trained)
-    mode = keys, net.base.training, net.head.training
-    if mode not in found:
-        try:
-            with seeded(0), WithoutDropout():
-                found[mode] = _tried(net, keys, batch)
-        except Exception:  # whatever torch says of a layer: mapping says it again, or takes it
-            found[mode] = None
-    return found[mode]
-
-
-def _tried(net: SplitNet, keys: frozenset[str], batch: Batch) -> frozenset[str] | None:
-    net = _filled(net)
-    if net.mixes_examples or not batch.x.is_floating_point() or _meet(net, batch.x):
+    if not batch.x.is_floating_point() or not rows_are_independent(net):
         return None
-    trained = {k: p for k, p in net.parameters_by_key().items() if k in keys}
-    x = torch.randn(3, *batch.x.shape[1:]).to(batch.x)
-    made_up = Batch(x, torch.zeros(len(x)).to(batch.y), torch.arange(len(x)).to(batch.index))
-    with Watched(trained.values()) as watch:
-        net.head(net.embedded(x))
-    apart = frozenset(k for k, p in trained.items() if id(p) not in watch.used and len(p) == 1)
-    one_by_one, _ = per_example(net, trained, made_up, _squares)
-    at_once = bounded(net, trained, made_up, _squares, apart)
-    if at_once is None:
-        return None
-    factors = torch.tensor([0.3, 0.5, 0.7]).to(one_by_one)
-    norms, total = at_once.squares.sqrt(), factors @ one_by_one
-    same = torch.allclose(norms, one_by_one.norm(dim=1), rtol=CLOSE)
-    same = same and float((at_once.total(factors) - total).norm()) <= CLOSE * float(total.norm())
-    return apart if same else None
-
-
-def _filled(net: SplitNet) -> SplitNet:
-    """Return a copy of a net in float32 in which no parameter is 0: nothing hides behind it.
-
-    A branch that begins at 0, such as an adapter's, would show nothing of what is before it.
-    torch cannot map all layers in bfloat16.
-    """
-    net = copy.deepcopy(net)
-    net.mixed_precision = False
-    for parameter in net.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter, std=0.1)
-    return net
-
-
-@torch.no_grad()
-def _meet(net: SplitNet, x: Tensor) -> bool:
-    """Tell whether an example's output depends on others of its batch, which are like ``x``.
-
-    What is no number stays none in every sum, however little it weighs there.
-    """
-    x = torch.randn(max(MADE_UP, len(x)), *x.shape[1:]).to(x)
-    alone = torch.full_like(x, math.nan)
-    alone[1] = x[1]
-
-    def output(given: Tensor) -> Tensor:
-        z = net.features(given)
-        return torch.cat([z[1], net.head(z)[1]])
-
-    return not torch.allclose(output(x), output(alone), rtol=CLOSE)
-
-
-def _squares(batch: Batch, out: Output) -> Tensor:
-    return out.features.square().sum() + out.logits.square().sum() + out.logits.sum()
+    return row_parameters(net) & trained.keys()
 
 
 # --- what the layers tell -------------------------------------------------------------------------

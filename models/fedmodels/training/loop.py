@@ -219,13 +219,20 @@ class EpochLoop:
         Their inputs change with augmentation and between epochs, their answers with the batch where
         a net mixes examples.
         """
-        ctx, method, augment = self.ctx, self.method, self.ctx.run.experiment.training.augment
+        ctx, augment = self.ctx, self.ctx.run.experiment.training.augment
         if augment != "none" or ctx.net.mixes_examples or not self._is_same:
-            return with_lessons(batch, method.taught(ctx, batch.x, self.refs))
+            return with_lessons(batch, self._lessons_of(batch.x))
         if self._lessons is None:
-            parts = [method.taught(ctx, x, self.refs) for x in torch.split(self.x, BATCH)]
+            parts = [self._lessons_of(x) for x in torch.split(self.x, BATCH)]
             self._lessons = [torch.cat(each) for each in zip(*parts, strict=True)]
         return with_lessons(batch, [each[batch.index] for each in self._lessons])
+
+    def _lessons_of(self, x: Tensor) -> Sequence[Tensor]:
+        """Return what teachers say of inputs (B, …); of each by itself where none may meet."""
+        if not self.ctx.net.alone or len(x) < 2:
+            return self.method.taught(self.ctx, x, self.refs)
+        parts = [self.method.taught(self.ctx, one, self.refs) for one in torch.split(x, 1)]
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
 
     def end_step(self, batch: Batch, loss: Tensor) -> None:
         """Finish a step: call ``after_step``, keep the loss, report progress."""

@@ -30,13 +30,20 @@ from torch import Tensor, nn
 from fedmodels.config.privacy import Privacy
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.nets.independent import rows_are_independent
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.position import Interaction
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ClientContext
-from fedmodels.training.ghost_clipping import LossOf, apart_in, bounded, per_example
+from fedmodels.training.ghost_clipping import (
+    LossOf,
+    apart_in,
+    bounded,
+    one_by_one,
+    per_example,
+)
 from fedmodels.training.hooks import init_client
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
@@ -68,6 +75,7 @@ class SpentPrivacy(SharedPart):
     @classmethod
     def ends(cls, half: ClientHalf, state: Bundle) -> None:
         """Check that a training has hidden its examples."""
+        half.ctx.net.alone = False
         if half.ctx.hidden is not None:
             half.ctx.hidden.check(half.method, half.ctx, state)
 
@@ -113,6 +121,7 @@ class HiddenExamples:
         if privacy is None or not len(y):
             return None
         _check_looks(method)
+        ctx.net.alone = not rows_are_independent(ctx.net)
         contents = ctx.stream.contents(ctx.task, up_to=method.trains_on == "history")
         if len(contents) != len(y):
             raise ConfigError(
@@ -256,7 +265,7 @@ class PrivateSteps(Steps):
         """Begin a phase."""
         super().__init__(method, ctx, phase, refs, 1)
         self.net, self.hidden, self.noise = ctx.net, ctx.hidden, ctx.hidden.noise
-        self._secret, self._maps = ctx.secret(), False
+        self._secret, self._maps, self._one_by_one = ctx.secret(), False, False
 
     def drawn(self) -> list[Tensor]:
         """Return the indices of an epoch's batches: each example with the same chance in each."""
@@ -288,14 +297,21 @@ class PrivateSteps(Steps):
         Raise ConfigError if the loss cannot be taken example by example.
         """
         trained = {k: p for k, p in self.net.parameters_by_key().items() if p.requires_grad}
+        kept = {k: t.clone() for k, t in self.net.buffers_by_key().items()}
         sizes = [p.numel() for p in trained.values()]
         try:
             total, losses = self._bounded(trained, batch, loss_of)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:  # of batch normalisation by one example
             raise ConfigError(
                 f'[privacy] level = "example": the loss of method {name!r} cannot be taken '
                 f"example by example ({str(error).splitlines()[0]})"
             ) from None
+        now = self.net.buffers_by_key()
+        if changed := [key for key, t in kept.items() if not torch.equal(t, now[key])]:
+            raise ConfigError(
+                f'[privacy] level = "example": the net keeps {changed[0]!r} of its examples in '
+                "training, and no noise would cover it"
+            )
         noise = self._secret.normal(total, self._purpose("noise"))
         noisy = total + self.noise * self.hidden.privacy.clip * noise
         mean = noisy / self.hidden.batch_size
@@ -320,10 +336,21 @@ class PrivateSteps(Steps):
             taught = tuple(each[part] for each in batch.taught)
             some = Batch(batch.x[part], batch.y[part], batch.index[part], taught=taught)
             if len(part):
-                gradients, found = per_example(self.net, trained, some, loss_of)
+                gradients, found = self._each(trained, some, loss_of)
                 total += self._factors(some.index, gradients.norm(dim=1)) @ gradients
                 losses.append(found)
         return total, torch.cat(losses)
+
+    def _each(
+        self, trained: Mapping[str, nn.Parameter], batch: Batch, loss_of: LossOf
+    ) -> tuple[Tensor, Tensor]:
+        """Return the gradients (B, P) and losses (B,) of examples that meet no other one."""
+        if not self._one_by_one:
+            try:
+                return per_example(self.net, trained, batch, loss_of)
+            except RuntimeError:  # torch cannot map what looks at values or draws by itself
+                self._one_by_one = True
+        return one_by_one(self.net, trained, batch, loss_of)
 
     def _factors(self, index: Tensor, norms: Tensor) -> Tensor:
         """Return by what gradients are multiplied: none, with its copies, passes the clip."""

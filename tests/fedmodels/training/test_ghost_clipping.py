@@ -4,9 +4,11 @@ import pytest
 import torch
 from torch import nn
 
+from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.adapters import add_adapters
 from fedmodels.nets.own_net import as_split_net
+from fedmodels.nets.split import embeddings
 from fedmodels.numerics.weight_terms import squared_distance
 from fedmodels.training import ghost_clipping
 from fedmodels.training.ghost_clipping import apart_in, bounded, per_example
@@ -70,6 +72,8 @@ def test_every_way_through_a_convolution_is_the_same(monkeypatch):
 
 
 class Lines(nn.Module):
+    rows_are_independent = True
+
     def __init__(self):
         super().__init__()
         self.conv, self.norm = nn.Conv1d(2, 4, 3, 2, 1, 1, bias=False), nn.LayerNorm(4)
@@ -100,31 +104,108 @@ def test_what_is_frozen_takes_no_part():
     check(net.double(), batch_of((3, 17, 17)))
 
 
-class Mixing(Lines):
-    def features(self, x):
-        return super().features(x - x.mean(0))
+class Unmarked(Lines):
+    """Who overrides what a marked class does has to say so again."""
 
 
 class Twice(Lines):
+    rows_are_independent = True
+
     def features(self, x):
         return self.fc(super().features(x))
 
 
-class Drawing(Lines):
+class Turned(Lines):
+    """Its last layer has tokens first."""
+
+    rows_are_independent = True
+
     def features(self, x):
-        return super().features(x) * torch.rand(len(x), 1)
+        tokens = self.act(self.conv(x)).permute(2, 0, 1)
+        return self.norm(self.fc(tokens)).mean(0)
 
 
 class Multiplied(Lines):
+    rows_are_independent = True
+
     def features(self, x):
         return super().features(x) @ self.fc.weight
 
 
-@pytest.mark.parametrize("built", [Mixing, Twice, Drawing, Multiplied])
-def test_nets_that_do_not_tell_all_are_mapped(built):
-    """Examples meet, a layer is used twice, a draw is the batch's, a weight is multiplied bare."""
-    net = own(built)
+@pytest.mark.parametrize("built", [Twice, Turned, Multiplied])
+def test_nets_whose_layers_do_not_tell_all_are_mapped(built):
+    """A layer is used twice, rows are not first in one, a weight is multiplied bare."""
+    net, batch = own(built), batch_of((2, 9), size=4)
+    apart = apart_in(net, trained_in(net), batch)
+    assert bounded(net, trained_in(net), batch, loss, apart) is None
+    assert all(p.grad is None for p in net.parameters())
+
+
+def hooked():
+    net = own(Lines)
+    net.base.net.fc.register_forward_hook(lambda part, given, out: out - out.mean(0))
+    return net
+
+
+def patched():
+    net = own(Lines)
+    net.base.net.act.forward = lambda x: x - x.mean(0)
+    return net
+
+
+def flat():
+    return as_split_net(nn.Sequential(nn.Flatten(0), nn.Unflatten(0, (-1, 18)), nn.Linear(18, 3)),
+                        "own", 3, (2, 9)).double()  # fmt: skip
+
+
+@pytest.mark.parametrize("made", [lambda: own(Unmarked), hooked, patched, flat])
+def test_nets_of_which_nobody_says_that_rows_are_independent_are_mapped(made):
+    """Its class, a hook, another function in a layer's place, and a layer that joins rows."""
+    net = made()
     assert apart_in(net, trained_in(net), batch_of((2, 9))) is None
+
+
+def test_what_torch_cannot_map_is_taken_one_by_one():
+    """It looks at its values; sums are those of a net that does the same without looking."""
+
+    class Looks(Lines):
+        def features(self, x):
+            return super().features(x) if float(x.sum()) < 1e9 else x
+
+    found = []
+    batch = Batch(torch.randn(5, 2, 9), torch.arange(5) % 3, torch.arange(5))
+    for built in (Lines, Looks):
+        net = own(built).float().eval()
+        steps_of(net, 5, 4).put_gradients(batch, loss, "fedavg")
+        found.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
+    assert torch.allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+def test_a_net_that_keeps_something_of_its_examples_is_refused():
+    class Keeps(Lines):
+        rows_are_independent = True
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("seen", torch.zeros(9))
+
+        def features(self, x):
+            self.seen.copy_(x.detach().mean((0, 1)))
+            return super().features(x)
+
+    batch = Batch(torch.randn(5, 2, 9), torch.arange(5) % 3, torch.arange(5))
+    with pytest.raises(ConfigError, match=r"keeps 'base/net.seen' of its examples"):
+        steps_of(own(Keeps).float(), 5, 4).put_gradients(batch, loss, "fedavg")
+
+
+def test_class_means_and_lessons_of_such_a_net_are_of_each_example_alone():
+    net = as_split_net(nn.Sequential(FillsIn(nn.Linear(6, 8)), nn.Linear(8, 3)), "own", 3, (6,))
+    x = torch.zeros(3, 6)
+    x[2] = 9.0
+    alike = embeddings(net, x[:2])
+    assert not torch.allclose(embeddings(net, x)[:2], alike)
+    net.alone = True
+    assert torch.equal(embeddings(net, x)[:2], alike)
 
 
 def test_a_loss_with_a_term_of_the_weights_is_mapped():
@@ -156,3 +237,27 @@ def test_steps_are_those_of_mapped_gradients(pull):
         assert steps._maps == (maps or bool(pull))
         found.append(torch.cat([p.grad.flatten() for p in net.parameters()]))
     assert torch.allclose(*found, rtol=1e-4, atol=1e-6)
+
+
+class FillsIn(nn.Sequential):
+    """Cells that are missing, which are 0, get the mean of the batch."""
+
+    def forward(self, x):
+        return super().forward(torch.where(x == 0, x.mean(0), x))
+
+
+def test_one_example_moves_the_sum_by_one_clip_whatever_a_net_does_with_its_batch():
+    """Trials with made-up examples saw no cell that is missing. One that has huge cells where all
+    others miss them moved the sum by several clips, as all others' gradients followed it."""
+    torch.manual_seed(0)
+    base = FillsIn(nn.Linear(6, 8), nn.Tanh())
+    net = as_split_net(nn.Sequential(base, nn.Linear(8, 3)), "own", 3, (6,)).train()
+    x, y = torch.randn(8, 6), torch.arange(8) % 3
+    x[:7, :3] = 0.0
+    x[7] = 50.0
+    moved = []
+    for size in (8, 7):
+        steps = steps_of(net, 8, 1, noise=1e-12)
+        steps.put_gradients(Batch(x[:size], y[:size], torch.arange(size)), loss, "fedavg")
+        moved.append(torch.cat([p.grad.flatten() for p in net.parameters_by_key().values()]))
+    assert float((moved[0] - moved[1]).norm()) <= 0.5 * 1.001
