@@ -36,8 +36,9 @@ class TargetPredictions(Predictions):
         """
         if least:
             raise ConfigError("--unknown is of classes, and the model learns targets: leave it out")
-        found, far = model.predict(inputs.x), far_of(model, inputs)
+        found, away = model.answers(inputs.x)
         check_finite(found, inputs)
+        far = far_of(model, inputs, away)
         return cls(inputs, model.class_names, found, far, are_labels=_are_labels(model))
 
     @classmethod

@@ -63,9 +63,9 @@ class Predictions:
         Raises:
             DataError: they are beyond the model; names them.
         """
-        shares = model.probabilities(inputs.x)
+        shares, away = model.answers(inputs.x)
         check_finite(shares, inputs)
-        return cls(inputs, model.class_names, shares, far_of(model, inputs), least)
+        return cls(inputs, model.class_names, shares, far_of(model, inputs, away), least)
 
     @classmethod
     def nothing(cls, model: TrainedModel, inputs: NewInputs) -> Self:
@@ -319,9 +319,12 @@ def kind_of(model: TrainedModel) -> type[Predictions]:
     return found
 
 
-def far_of(model: TrainedModel, inputs: NewInputs) -> list[str]:
-    """Return of each input in which ways it is far from the training data; empty texts: in none."""
-    pairs = zip(model.facts.beyond(inputs.x), model.distances(inputs.x), strict=True)
+def far_of(model: TrainedModel, inputs: NewInputs, away: NDArray[np.float32]) -> list[str]:
+    """Return of each input in which ways it is far from the training data; empty texts: in none.
+
+    ``away`` are the distances (n,) that the model gives them.
+    """
+    pairs = zip(model.facts.beyond(inputs.x), away, strict=True)
     return [
         "; ".join(filter(None, (columns, FAR.format(away) if away > 1 else "")))
         for columns, away in pairs

@@ -24,6 +24,7 @@ from fedcli.data.arrays import ranges_of
 from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.sets.registry import load
 from fedcli.parts.kept_models import _ranges
+from fedcli.prediction import predicted
 from fedcli.serving import bodies
 from fedcli.serving.bodies import json_inputs, schema_of
 from fedcli.serving.live_model import LiveModel
@@ -363,6 +364,17 @@ def test_what_a_workbook_or_a_scan_costs_is_known_before(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(DataError, match=r"is a DICOM image, .*pip install .*pydicom"):
         bodies.check_growth(tmp_path / "a.dcm", "dcm", b"", FACTS)
+
+
+def test_an_answer_takes_one_pass_of_the_net(of_rows):
+    """It took two: one for what the net says, and one for how far the input is."""
+    model, passes = TrainedModel.load(of_rows), list[int]()
+    model.facts = replace(model.facts, reach=1.0)
+    model.seen = torch.full((2, 2), 3.0)
+    model.net.base.register_forward_hook(lambda *given: passes.append(1))
+    found = predicted(model, json_inputs(b"[[36.5, 70], [40, 1e6]]", model.facts))
+    assert len(passes) == 1
+    assert all("far from the training data" in note for note in found.far)
 
 
 @pytest.mark.parametrize(

@@ -282,7 +282,10 @@ class TrainedModel(nn.Module):
 
         Those of float64 become float32 after they are normalised.
         """
-        logits: Tensor = self.net(self._normalised(x))
+        return self._said(self.net(self._normalised(x)))
+
+    def _said(self, logits: Tensor) -> Tensor:
+        """Return what logits (B, K) say: targets, or logits of the classes that stay."""
         if self.targets is not None:
             return self.targets.answers(logits)
         if not self.facts.merged:
@@ -302,7 +305,7 @@ class TrainedModel(nn.Module):
         Raises:
             DataError: they are no numbers, not finite, or have another shape or scale.
         """
-        found = self._logits(x)
+        found = self._outputs(x, self)
         return found.argmax(1).numpy() if self.targets is None else found.numpy()
 
     def probabilities(self, x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -314,7 +317,10 @@ class TrainedModel(nn.Module):
         """
         if self.targets is not None:
             raise ConfigError("the model learns targets and no classes: call predict")
-        return (self._logits(x) / (self.facts.temperature or 1.0)).softmax(1).numpy()
+        return self._probabilities(self._outputs(x, self))
+
+    def _probabilities(self, logits: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        return (logits / (self.facts.temperature or 1.0)).softmax(1).numpy()
 
     def distances(self, x: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
         """Return how far raw inputs (n, *input_shape) are from the training data, (n,).
@@ -325,18 +331,46 @@ class TrainedModel(nn.Module):
         Raises:
             DataError: they are no numbers, not finite, or have another shape or scale.
         """
-        seen = self.seen
-        if not isinstance(seen, Tensor) or not len(seen) or not self.facts.reach or not len(x):
+        if not self._knows_far or not len(x):
             return np.zeros(len(x), dtype=np.float32)
-        z = self._outputs(x, lambda part: self.net.features(self._normalised(part)).flatten(1))
+        embedded = self._outputs(x, lambda part: self.net.features(self._normalised(part)))
+        return self._far(embedded.flatten(1))
+
+    def answers(
+        self, x: Any
+    ) -> tuple[np.ndarray[Any, np.dtype[np.float32]], np.ndarray[Any, np.dtype[np.float32]]]:
+        """Return the probabilities, or the targets, of raw inputs, and their distances.
+
+        They are those of :meth:`probabilities` or :meth:`predict` and of :meth:`distances`, by one
+        pass of the net.
+
+        Raises:
+            DataError: they are no numbers, not finite, or have another shape or scale.
+        """
+        embedded = list[Tensor]()
+
+        def one_pass(part: Tensor) -> Tensor:
+            z = self.net.features(self._normalised(part))
+            if self._knows_far:
+                embedded.append(z.flatten(1).cpu())
+            return self._said(self.net.head(z))
+
+        found = self._outputs(x, one_pass)
+        far = np.zeros(len(found), np.float32) if not embedded else self._far(torch.cat(embedded))
+        return (self._probabilities(found) if self.targets is None else found.numpy()), far
+
+    @property
+    def _knows_far(self) -> bool:
+        seen = self.seen
+        return isinstance(seen, Tensor) and bool(len(seen)) and bool(self.facts.reach)
+
+    def _far(self, z: Tensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return how far embeddings (n, d) are from the means of the classes, (n,)."""
+        seen = self.get_buffer("seen")
         if z.shape[1] != seen.shape[1]:
             raise DataError("the model's embeddings are of another size than its classes' means")
         away = torch.cdist(z, seen.cpu(), compute_mode="donot_use_mm_for_euclid_dist")
         return (away.amin(1) / self.facts.reach).numpy()
-
-    def _logits(self, x: Any) -> Tensor:
-        """Return the logits (n, K) of raw inputs."""
-        return self._outputs(x, self)
 
     @torch.no_grad()
     def _outputs(self, x: Any, of: Callable[[Tensor], Tensor]) -> Tensor:

@@ -63,6 +63,14 @@ def test_a_model_keeps_its_calibration_in_its_file(tmp_path):
     assert (near <= 1).mean() >= 0.95
     assert (far > 1).all()
     assert read.distances(x[:0]).shape == (0,)
+    passes = list[int]()
+    read.net.base.register_forward_hook(lambda *given: passes.append(1))
+    shares, away = read.answers(x)
+    assert len(passes) == 1, "an answer took two passes of the net"
+    np.testing.assert_array_equal(shares, read.probabilities(x))
+    np.testing.assert_array_equal(away, near)
+    assert [found.shape for found in read.answers(x[:0])] == [(0, 2), (0,)]
+    assert not plain.answers(x)[1].any()
     assert not plain.distances(x).any()
     for wrong in ({"temperature": -1.0}, {"reach": math.inf}, {"temperature": "1"}):
         text = header_of(replace(facts, **wrong))["model"]
