@@ -155,9 +155,14 @@ def array_of(found: Any) -> np.ndarray[Any, Any]:
         array = np.array(found, dtype=np.float64)  # of texts, numpy would make a huge array
     except (ValueError, TypeError, RecursionError, OverflowError):
         raise DataError("the input is no JSON array of numbers") from None
-    if not array.ndim:
+    if not array.ndim or str in kinds_in(found):  # numpy reads the number in a text
         raise DataError("the input is no JSON array of numbers")
     return array
+
+
+def kinds_in(found: Any) -> set[type]:
+    """Return of which types the values of nested lists are, all of them as long."""
+    return {*map(type, np.array(found, dtype=object).ravel().tolist())}
 
 
 def check_answer(inputs: float, facts: ModelFacts) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.own.new_inputs import NewInputs, given
 from fedcli.prediction import Predictions, predicted
-from fedcli.serving.bodies import IN_PARTS, MAX_NUMBERS, array_of, check_answer
+from fedcli.serving.bodies import IN_PARTS, MAX_NUMBERS, array_of, check_answer, kinds_in
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.printable import printable
@@ -75,11 +75,14 @@ def inferred(name: str, model: TrainedModel, body: bytes) -> tuple[Predictions, 
     tensors = request.get("inputs") if isinstance(request, dict) else None
     if not (isinstance(tensors, list) and len(tensors) == 1 and isinstance(tensors[0], dict)):
         raise DataError('a request is {"inputs": […]} with one tensor')
+    known_as = request.get("id")
+    if not (known_as is None or isinstance(known_as, str)):
+        raise DataError("the id of a request is a text")
     wanted = _wanted(request.get("outputs"), model)
     found = predicted(model, _inputs(tensors[0], model.facts))
     about = {"model_name": name, "model_version": version_of(model)}
-    if (known_as := request.get("id")) is not None:
-        about["id"] = printable(str(known_as), 200)
+    if known_as is not None:
+        about["id"] = printable(known_as, 200)
     outputs = []
     for output, (kind, shape) in wanted.items():
         classes = (found.classes[k] for k in found.shares.argmax(1))
@@ -127,6 +130,8 @@ def _inputs(tensor: Mapping[str, Any], facts: ModelFacts) -> NewInputs:
     if "data" not in tensor:
         raise DataError(BINARY)
     values, shape = array_of(tensor["data"]), tensor.get("shape")
+    if kind != "BOOL" and bool in kinds_in(tensor["data"]):
+        raise DataError(f"its data hold true or false, which is no {kind}")
     _check_kind(values, kind)
     most = len(facts.input_shape) + 1
     if not (isinstance(shape, list) and len(shape) <= most) or not all(

@@ -233,7 +233,7 @@ def test_whose_model_has_to_be_said(words, line, capsys):
             "a.csv is too short: it has 1 row at 10 a second, and a window of the model has 8",
         ),
         ("a.csv", "t;ax;ay\n", "a.csv holds no row below the names of its columns"),
-        ("a.png", "", "a.png is not an .npy file; the model takes [8, 2], and tables"),
+        ("a.png", "", "a.png is an image; the model takes arrays [8, 2], and tables"),
         ("d", None, "d holds no file *.csv, *.tsv, *.parquet, *.xlsx, *.h5 or *.sql"),
         ("none.csv", None, "none.csv"),
     ],
@@ -338,6 +338,16 @@ def test_a_column_that_is_kept_is_what_stands_in_the_file(of_rows, tmp_path):
     for share in (3.0, -0.1, float("nan")):
         with pytest.raises(ConfigError, match="is no share from 0 to 1"):
             fedtide.predict(file, model=of_rows, unknown=share)
+
+
+def test_a_number_that_passes_through_is_as_a_csv_has_it(of_rows, tmp_path):
+    """Beside an empty cell, the id 7 of a parquet file came back as 7.0."""
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    columns = {"id": [7, None], "far": [2.5, 3], "temp": [36.5, 37], "pulse": [70, 71]}
+    pandas.DataFrame(columns).to_parquet(tmp_path / "new.parquet")
+    found = fedtide.predict(tmp_path / "new.parquet", model=of_rows, keep=["id", "far"])
+    assert [(row["id"], row["far"]) for row in found] == [("7", "2.5"), ("", "3")]
 
 
 def test_a_number_by_name_is_the_level_that_it_is_in_a_file():

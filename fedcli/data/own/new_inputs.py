@@ -152,7 +152,8 @@ def _read(
     if isinstance(how, ImageTransform) and not is_table:
         return [_read_picture(path, facts, how)]
     takes = "no other files" if how is None else how.kind.removesuffix("s") + "s"
-    raise DataError(f"{path} is not an {ARRAYS} file; the model takes {list(shape)}, and {takes}")
+    kind = "a table" if is_table else "an image" if is_image(path) else f"not an {ARRAYS} file"
+    raise DataError(f"{path} is {kind}; the model takes arrays {list(shape)}, and {takes}")
 
 
 def _array(path: Path, x: NDArray[Any], facts: ModelFacts) -> NewInputs:
@@ -214,7 +215,9 @@ def read_rows(
     for name in keep:
         if name not in table.frame.columns:
             raise DataError(f"{path} has no column {name!r} to keep")
-    kept = table.frame[[*keep]].fillna("").astype(str).to_numpy().tolist()
+    through = table.frame[[*keep]]
+    through = through.astype(object).where(through.notna(), None)
+    kept = [[*map(_kept, cells)] for cells in through.to_numpy().tolist()]
     table, columns, faults = _set_aside(table, columns, how.fill)
     whole = rows_of(table, columns)[0]
     _check_length(whole, columns, path)
@@ -229,6 +232,11 @@ def read_rows(
     return NewInputs(
         path, x, table.unit, list(places), [kept[row] for row in rows.first.tolist()], left
     )
+
+
+def _kept(cell: Any) -> str:
+    """Return a cell that passes through as a CSV has it; empty text for none."""
+    return "" if cell is None else text_of(cell.item() if isinstance(cell, np.generic) else cell)
 
 
 def given_rows(
