@@ -62,7 +62,7 @@ def verify(
     """
     from fedmodels.errors import ArchiveError
     from fedsrv.state.audit import AUDIT
-    from fedsrv.state.ledger import read_head
+    from fedsrv.state.chain import read_head
     from fedsrv.state.verification import verified, verified_log
 
     is_relay = not (run / "run.db").exists() and (run / AUDIT).is_file()

@@ -28,12 +28,9 @@ def track(
     For a tracker that was too slow, failed, or was not asked for. A run that is resumed does it
     by itself.
     """
-    from contextlib import closing
-
     from fedmodels.config_file import read_experiment
     from fedmodels.errors import ConfigError, suggestion
-    from fedsrv.state.ledger import Ledger
-    from fedsrv.state.run_directory import refuse_in_use
+    from fedsrv.state.run_directory import reading, refuse_in_use
     from fedsrv.tracking.trackers import TRACKERS, send, wanted
 
     if not (run / "run.db").is_file():
@@ -46,7 +43,7 @@ def track(
             raise ConfigError(f"--to {name} is no tracker.{suggestion(name, TRACKERS)}")
     if not names:
         raise ConfigError(f"{run} has no tracker: name one of {', '.join(TRACKERS)} by --to")
-    with closing(Ledger(run / "run.db", strict=False, new=False)) as ledger:
-        run_id = ledger.run_id
+    with reading(run) as db:
+        (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
     for line in send(experiment, run, run_id, names):
         typer.echo(line)

@@ -1,7 +1,7 @@
 """The commits of a run: the record of each interaction, and when it is written and undone.
 
 After a crash the engine computes an interaction without a commit again, to the same bits. So
-clients need not wait for the commit. A thread writes it while clients train for the next
+clients need not wait for the commit. The store's thread writes it while clients train for the next
 interaction, and the next commit waits for this one.
 """
 
@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from typing import Any, Self
 
 from fedmodels.numerics.metric_names import DEFINITIONS
@@ -174,11 +174,16 @@ log = logging.getLogger(__name__)
 
 
 class Syncer:
-    """Syncs committed states in the background and knows the newest one that is safe."""
+    """Syncs committed states in the background and knows the newest one that is safe.
+
+    All of its values are under the lock of one condition. States that a roll-back undid are written
+    anew, in the next *generation*: a sync that began before counts no more, whatever it says.
+    """
 
     def __init__(self, sync: Callable[[Interaction], None]) -> None:
         self._sync = sync
-        self._wanted = self.durable = NONE_YET
+        self._wanted = self._durable = NONE_YET
+        self._generation = 0
         self._changed = threading.Condition()
         self._closed = False
         self._failed = -1
@@ -186,15 +191,28 @@ class Syncer:
         self._thread = threading.Thread(target=self._work, name="syncer", daemon=True)
         self._thread.start()
 
-    def want(self, interaction: Interaction) -> None:
-        """Ask for a sync of everything up to an interaction."""
+    @property
+    def durable(self) -> Interaction:
+        """Return the newest interaction that is safe."""
         with self._changed:
+            return self._durable
+
+    def want(self, interaction: Interaction) -> None:
+        """Ask for a sync of everything up to an interaction; it follows a roll-back to an earlier.
+
+        States after it are to be written anew, and so is the one of the interaction itself unless
+        it was safe before.
+        """
+        with self._changed:
+            if interaction <= self._wanted:
+                self._generation += 1
+                self._failed = -1
             self._wanted = interaction
-            self.durable = min(self.durable, interaction)
+            self._durable = min(self._durable, interaction)
             self._changed.notify()
 
     def _is_behind(self) -> bool:
-        return self._wanted > self.durable and self._wanted != self._failed
+        return self._wanted > self._durable and self._wanted != self._failed
 
     def _work(self) -> None:
         while True:
@@ -202,15 +220,20 @@ class Syncer:
                 self._changed.wait_for(lambda: self._closed or self._is_behind())
                 if self._closed:
                     return
-                target = self._wanted
+                target, generation = self._wanted, self._generation
+            failed = ""
             try:
                 self._sync(target)
             except OSError as error:
-                log.error("interaction %d is not safe on the disk: %s", target + 1, error.strerror)
-                self._failed = target
-                continue
+                failed = str(error.strerror)
+                log.error("interaction %d is not safe on the disk: %s", target + 1, failed)
             with self._changed:
-                self.durable = min(target, self._wanted)
+                if generation != self._generation:
+                    continue
+                if failed:
+                    self._failed = target
+                else:
+                    self._durable = target
 
     def close(self) -> None:
         """Stop after the sync under way."""
@@ -232,9 +255,9 @@ class Commits:
         """Interaction of each client's last upload that counts; names the private state to hold."""
         self._requires = False
         """Whether clients have to hold states."""
-        self._writer = ThreadPoolExecutor(1, "committer")
         self._syncer = Syncer(store.sync)
         self._under_way: Future[None] | None = None
+        """The commit that the store's owner writes."""
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -242,7 +265,8 @@ class Commits:
 
     def __exit__(self, *_: object) -> None:
         """Wait for what is being written."""
-        self._writer.shutdown()
+        if self._under_way is not None:
+            wait([self._under_way])
         self._syncer.close()
 
     # --- to go on from a commit -------------------------------------------------------------------
@@ -304,8 +328,9 @@ class Commits:
 
         With ``counts`` of clients its scores are still to come. The run has ``of`` interactions.
         """
-        self._under_way = self._writer.submit(self._write, record, state, counts, of)
-        self.last_trained |= trained_in(record)
+        write = self.store.owner.queue
+        self._under_way = write(self._write, record, state, counts, of)
+        self.last_trained = self.last_trained | trained_in(record)  # others read it meanwhile
 
     def settle(self) -> None:
         """Wait until the last interaction is committed; raise the error of its commit."""
@@ -314,7 +339,7 @@ class Commits:
             self._under_way = None
 
     def _write(self, record: Record, state: ServerState, counts: str | None, of: int) -> None:
-        """Commit an interaction, advance the watermark, and report it."""
+        """Commit an interaction, advance the watermark, and report it, on the owner's thread."""
         self.store.commit(record, state, counts)
         committed = record["interaction"]
         self._syncer.want(committed)

@@ -271,8 +271,7 @@ class Plan:
 def stored_profiles(store: Store, descriptions: Mapping[int, str]) -> dict[int, Profile]:
     """Store clients' descriptions, and return those of all known clients; known clients stay."""
     known = {**store.ledger.profiles(), **descriptions}
-    for client, text in known.items():
-        store.add_profile(client, text)
+    store.add_profiles(known)
     found = {c: Profile.parse(c, text) for c, text in sorted(known.items())}
     for client, task in store.forgotten():
         if client in found:

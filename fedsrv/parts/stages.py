@@ -477,8 +477,7 @@ class Stages(Timetable):
         if new:
             self._texts |= new
             self.known |= {c: Profile.parse(c, text) for c, text in new.items()}
-            for client, text in new.items():
-                self.store.add_profile(client, text)
+            self.store.add_profiles(new)
 
     def _growth_of(
         self,

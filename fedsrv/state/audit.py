@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from fedmodels.errors import ArchiveError
 from fedmodels.line_file import LineFile
 from fedmodels.printable import printable
-from fedsrv.state.ledger import Ledger, written_last
+from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
 
 AUDIT = "audit.jsonl"
@@ -97,7 +97,7 @@ def last_audited(db: sqlite3.Connection) -> Mark | None:
 
 
 class Audit:
-    """The log of a run under way; safe between threads."""
+    """The log of a run under way; safe between threads, by one lock around all of it."""
 
     def __init__(self, path: Path, committed: Mark | None) -> None:
         """Go on with a log, or begin one.
@@ -117,9 +117,8 @@ class Audit:
         self.differences: list[str] = []
         """What was found wrong with the log when it was opened."""
         at, wrong = self._looked_through(committed)
-        self._at = self.written = at
-        self.safe = committed or START
-        """The last line that is known to be safe on the disk."""
+        self._at = self._written = at
+        self._safe = committed or START
         try:
             self._file = LineFile(path)
         except OSError as error:
@@ -177,14 +176,22 @@ class Audit:
             if self._lines:
                 self._file.append(b"".join(self._lines))
                 self._lines.clear()
-                self.written = self._at
-            return self.written
+                self._written = self._at
+            return self._written
+
+    @property
+    def safe(self) -> Mark:
+        """Return the last line that is known to be safe on the disk."""
+        with self._lock:
+            return self._safe
 
     def sync(self) -> None:
-        """Make what is written safe on the disk."""
-        written = self.written
+        """Make what is written safe on the disk; lines are told and written meanwhile."""
+        with self._lock:
+            written = self._written
         self._file.sync()
-        self.safe = written
+        with self._lock:  # another thread may have synced later lines
+            self._safe = max(self._safe, written, key=lambda it: it.lines)
 
     def close(self) -> None:
         """Write what is left, and close the file."""
@@ -228,15 +235,15 @@ def text_of(facts: Mapping[str, Any]) -> str:
 
 
 class Evidence:
-    """The evidence of a run that is written; used by the engine's thread, and told from any."""
+    """The evidence of a run that is written: told from any thread, else used by its owner's."""
 
     def __init__(self, run: Path, ledger: Ledger, wrong: Sequence[str] | None) -> None:
         """Go on with what is there; raise ArchiveError if the log of calls cannot be used.
 
         ``wrong`` says what does not fit in the records of a run that goes on; None of a new run.
         """
-        self._ledger = ledger
-        self.chain, self.audit = ledger.chain, Audit(run / AUDIT, last_audited(ledger.db))
+        self._ledger, self.chain = ledger, ledger.chain
+        self.audit = Audit(run / AUDIT, ledger.owner.run(last_audited, ledger.db))
         self.differences = [] if wrong is None else [*wrong, *self.audit.differences]
         """What did not fit in ``run.db``, ``rounds.jsonl`` and ``audit.jsonl``, a line each."""
 
@@ -244,35 +251,22 @@ class Evidence:
         """Put down that something happened; it is written with the next commit."""
         self.audit.tell(what, **facts)
 
-    def written_last(self, name: str) -> str:
-        """Return the sha256 of a file as it was stated last; an empty text before that."""
-        return written_last(self._ledger.db, name)
-
     def committing(self, record: Record) -> Mapping[str, Any]:
         """Write down that an interaction is committed; return what its statement names besides."""
         for client, reason in record.get("failed", {}).items():
             self.audit.tell("failed", client=client, reason=reason)
         self.audit.tell("committed", interaction=record["interaction"])
         self.audit.write()
-        return {"audit": self.audit.safe} if self.audit.safe.lines else {}
+        safe = self.audit.safe
+        return {"audit": safe} if safe.lines else {}
 
     def name_last_line(self) -> None:
         """State which line of the log is the last one, once it is safe."""
         before = self.audit.safe
         self.audit.write()
         self.audit.sync()
-        if self.audit.safe != before:
-            after = self._ledger.committed
-            with self._ledger.stating(paused_after=after, audit=self.audit.safe):
-                pass
-
-    @contextlib.contextmanager
-    def syncing(self) -> Iterator[None]:
-        """Sync the log, then what the block syncs; callers are told of the head before both."""
-        head = self.chain.head
-        self.audit.sync()
-        yield
-        self.chain.safe = head
+        if (safe := self.audit.safe) != before:
+            self._ledger.say(paused_after=self._ledger.committed, audit=safe)
 
     def close(self) -> None:
         """Write what is left of the log, and close it."""

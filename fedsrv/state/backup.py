@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed, reason_of
-from fedmodels.files import sync_path
+from fedmodels.files import sha256_of, sync_path
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.run_directory import BESIDE, is_vacant, refuse_existing, writing
+from fedsrv.state.state_files import check_stated, state_path
 
 GIVEN = "begin-*.safetensors"
 """The weights that the run gave to others, which need them whenever they are resumed."""
@@ -104,17 +105,25 @@ def _copied(run: Path, fresh: Path) -> int:
             record = ledger.record(committed)
             lines = sum(scored for _, scored in ledger.records())
             has_ended = ledger.fact("end", dict) is not None
-            ledger.db.execute("PRAGMA journal_mode=DELETE")
-        begun = {n - 1 for _, n in record.get("under_way", ())} if record else set()
+            begun = {n - 1 for _, n in record.get("under_way", ())} if record else set()
+            numbers = sorted(n for n in {committed, *begun} if n >= 0)
+            stated = {n: digest for n in numbers if (digest := ledger.stated_state(n))}
+            described = ledger.file("data.json")
+            ledger.in_one_file()
         try:
-            for number in sorted(n for n in {committed, *begun} if n >= 0):
+            for number in numbers:
                 _copy_state(run / "server", fresh / "server", number)
+                if number in stated:
+                    check_stated(state_path(fresh / "server", number), stated[number])
         except (FileNotFoundError, ArchiveError) as error:
             missing = str(error)
             continue
         for name in (*BESIDE, *AT_END) if has_ended else BESIDE:
             with suppress(FileNotFoundError):
                 _copy(run / name, fresh / name)
+        if described and sha256_of(fresh / "data.json") != described:
+            missing = f"{run / 'data.json'} is not what the run wrote"  # or it grew meanwhile
+            continue
         for given in run.glob(GIVEN):
             _copy(given, fresh / given.name)
         _cut(fresh / "rounds.jsonl", lines)
@@ -136,9 +145,9 @@ def _copy_database(source: Path, target: Path) -> None:
 
 def _copy_state(source: Path, target: Path, number: int) -> None:
     """Copy the state after an interaction, and the parts that it names."""
-    name = f"state-{number:08d}.safetensors"
-    _copy(source / name, target / name)
-    _, header = load_named(target / name)
+    path = state_path(target, number)
+    _copy(state_path(source, number), path)
+    _, header = load_named(path)
     for part in dict(header.get("parts", {})).values():
         if Path(part).name == part and not (target / part).exists():
             _copy(source / part, target / part)

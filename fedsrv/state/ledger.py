@@ -1,163 +1,83 @@
-"""``run.db``: the committed records of a run, chained by hashes.
+"""``run.db``: the committed records of a run, and a chain of statements that covers every row.
 
-Every record carries the sha256 of its content and of the record before it. So a check finds a
-record that was changed or left out. Scores are added to the last record only, and its link is
-computed anew with them. Undone records wait in a table of their own until the replay has passed
-them. The facts of the run as a whole have one sha256 in common, their seal.
+One thread owns the file: it opens it, and every change is one transaction on it, in the order in
+which changes were asked for. A transaction ends with a statement of all rows that it wrote and
+deleted (:mod:`fedsrv.state.chain`), so that an edit of any table shows. What the engine and callers
+ask for all the time, they read from memory: one value that each transaction replaces as a whole.
 
-Records may be undone lawfully, so their chain may lose its end. A second chain only grows: it
-states what was committed, scored, undone and done again, in the same transactions. Whoever keeps
-its head, the number of statements and the last link, can tell later whether the run still has the
-history that it had then. A link is the sha256 of the link before and of the digest of the
-statement. So digests prove that a chain continues another one, and tell nothing of what it states.
+Scores are added to the last record only. Undone records wait in a table of their own until the
+replay has passed them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
 from fedmodels.position import NONE_YET, Interaction
+from fedsrv.state import earlier_ledger
+from fedsrv.state.chain import Chain, Key, row_digest, stated_file, stated_states, statement_of
+from fedsrv.state.owner import Owner, owned
 from fedsrv.state.record import Record
+from fedsrv.state.rows import FORMAT, KEYS, TABLES, edited, rows_in
 
-SIZE = 32
-"""Bytes of a digest and of a link."""
-MAX_PROVEN = 1 << 14
-"""Statements whose digests one answer holds, half a MiB."""
-
-
-class Head(NamedTuple):
-    """A place in the chain: the number of statements up to it, and the last link."""
-
-    number: int
-    link: bytes
-
-
-def beginning_of(run_id: str) -> bytes:
-    """Return the link before the first statement of a run."""
-    return hashlib.sha256(run_id.encode()).digest()
-
-
-def digest_of(statement: str) -> bytes:
-    """Return the digest of a statement."""
-    return hashlib.sha256(statement.encode()).digest()
-
-
-def continued(link: bytes, digests: bytes) -> bytes:
-    """Return the link after more statements; ``digests`` holds one of 32 bytes for each."""
-    for at in range(0, len(digests), SIZE):
-        link = hashlib.sha256(link + digests[at : at + SIZE]).digest()
-    return link
-
-
-def written_last(db: sqlite3.Connection, name: str) -> str:
-    """Return the sha256 of a file as the history stated it last; an empty text before that."""
-    query = "SELECT statement FROM chain WHERE statement LIKE '%\"writes\"%' ORDER BY number DESC"
-    for (text,) in db.execute(query):
-        if (said := json.loads(text)).get("writes") == name:
-            return str(said["sha256"])
-    return ""
-
-
-class Chain:
-    """The chain of one run: written by the engine's thread, and read by others."""
-
-    def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
-        """Read the chain of a run; ValueError holds the number of the first changed statement."""
-        self._db = db
-        self._digests, self._links = bytearray(), bytearray(beginning_of(run_id))
-        self._statement = "{}"
-        query = "SELECT number, statement, link FROM chain ORDER BY number"
-        for number, self._statement, link in db.execute(query):
-            self._add(self._statement)
-            if number != self.head.number or link != self.head.link.hex():
-                raise ValueError(number)
-        self.safe = self.head
-        """The newest head that is safe on the disk: what others are told."""
-
-    @property
-    def head(self) -> Head:
-        """Return the newest head."""
-        return Head(len(self._digests) // SIZE, bytes(self._links[-SIZE:]))
-
-    @property
-    def last(self) -> dict[str, Any]:
-        """Return the last statement."""
-        return dict(json.loads(self._statement))
-
-    def _add(self, statement: str) -> None:
-        digest = digest_of(statement)
-        link = continued(self.head.link, digest)
-        self._links += link
-        self._digests += digest
-
-    def say(self, **statement: Any) -> str:
-        """Write a statement, in a transaction; :meth:`said` follows when that is committed."""
-        text = json.dumps(statement, sort_keys=True)
-        number, before = self.head
-        link = continued(before, digest_of(text))
-        self._db.execute("INSERT INTO chain VALUES (?, ?, ?)", (number + 1, text, link.hex()))
-        return text
-
-    def said(self, statement: str) -> None:
-        """Take in a statement that is committed."""
-        self._add(statement)
-        self._statement = statement
-
-    def since(self, number: int) -> tuple[Head, bytes]:
-        """Return the newest safe head, or one on the way to it, and the digests up to it.
-
-        Args:
-            number: the statements that whoever asks knows already; 0 for none.
-        """
-        safe = self.safe.number
-        if not 0 < number <= safe:
-            return self.safe, b""
-        end = min(safe, number + MAX_PROVEN)
-        head = Head(end, bytes(self._links[end * SIZE : (end + 1) * SIZE]))
-        return head, bytes(self._digests[number * SIZE : end * SIZE])
-
-
-def read_head(text: str) -> Head:
-    """Read a head, ``NUMBER:LINK`` in hexadecimal digits; ArchiveError if it is none."""
-    number, _, link = text.partition(":")
-    try:
-        found = Head(int(number), bytes.fromhex(link))
-    except ValueError:
-        found = Head(-1, b"")
-    if found.number < 0 or len(found.link) != SIZE:
-        raise ArchiveError(f"{text!r} is no head of a chain: it reads NUMBER:LINK, with 64 digits")
-    return found
-
-
-FORMAT = 2
-SEAL = "seal"
-"""Key of the hash over all other facts; runs of earlier versions begin without one."""
-_ROW = """interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
-    counts TEXT NOT NULL, link TEXT NOT NULL"""
-_TABLES = {
-    "meta": "key TEXT PRIMARY KEY, value TEXT NOT NULL",
-    "clients": "id INTEGER PRIMARY KEY, client_json TEXT NOT NULL",
-    "started_over": "client INTEGER PRIMARY KEY, after INTEGER NOT NULL",
-    "interactions": _ROW,
-    "undone": f"{_ROW}, before TEXT NOT NULL",
-    "growths": "number INTEGER PRIMARY KEY, growth TEXT NOT NULL, link TEXT NOT NULL",
-    "chain": "number INTEGER PRIMARY KEY, statement TEXT NOT NULL, link TEXT NOT NULL",
-}
 T = TypeVar("T")
+Row = tuple[Any, ...]
+IN_MEMORY = ("meta", "clients", "started_over", "undone", "growths")
+"""The tables that stay small."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is in the file after a transaction, as far as it is asked for all the time."""
+
+    committed: Interaction = NONE_YET
+    rows: Mapping[str, Mapping[Key, Row]] = field(default_factory=dict)
+    """The rows of the small tables, by key."""
+    states: Mapping[int, str] = field(default_factory=dict)
+    """The sha256 of the state's file after each interaction, where it is stated."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The sha256 of files for people, as they were stated last."""
+
+
+class Transaction:
+    """What one transaction writes and deletes."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self.changes: dict[str, dict[Key, Row | None]] = {}
+
+    def put(self, table: str, key: Key, *values: object) -> None:
+        """Write a row, over one of the same key."""
+        marks = ", ".join("?" * (1 + len(values)))
+        self._db.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", (key, *values))
+        self.changes.setdefault(table, {})[key] = values
+
+    def drop(self, table: str, keys: Collection[Key]) -> None:
+        """Delete rows that are there."""
+        query = f"DELETE FROM {table} WHERE {KEYS[table]} = ?"
+        self._db.executemany(query, ((key,) for key in keys))
+        self.changes.setdefault(table, {}).update(dict.fromkeys(keys))
+
+    def digests(self) -> dict[str, dict[Key, str | None]]:
+        """Return the digest of each row by table and key; None for one that is deleted."""
+        return {
+            table: {key: None if row is None else row_digest(row) for key, row in rows.items()}
+            for table, rows in self.changes.items()
+        }
 
 
 class Ledger:
-    """The database of one run; used by one thread at a time."""
+    """The database of one run; safe between threads, since one thread alone has it open."""
 
     def __init__(self, path: Path, *, strict: bool, new: bool, run_id: str = "") -> None:
         """Open ``run.db``, or make it.
@@ -176,17 +96,28 @@ class Ledger:
         if not new and (not path.is_file() or not path.stat().st_size):
             raise self.damaged("it is empty" if path.is_file() else "it is gone")
         _make_private(path)
-        self.db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        self.owner = Owner("ledger")
+        """The thread of the database, and of all that is written along with it."""
+        try:
+            self._open(strict, run_id or uuid.uuid4().hex if new else "")
+        except BaseException:
+            self.owner.close()
+            raise
+
+    @owned
+    def _open(self, strict: bool, run_id: str) -> None:
+        """Open the file; with a ``run_id`` one without a table is filled."""
+        self.db = sqlite3.connect(self.path, isolation_level=None)  # refuses any other thread
         try:
             self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute(f"PRAGMA synchronous={'FULL' if strict else 'NORMAL'}")
             self._check_format()
-            if new and not self._tables():
-                self._create(run_id or uuid.uuid4().hex)
+            if run_id and not self._tables():
+                self._create(run_id)
             self._check()
         except sqlite3.OperationalError as error:
             self.db.close()
-            raise RunFailed(f"{path} cannot be used: {error}") from None
+            raise RunFailed(f"{self.path} cannot be used: {error}") from None
         except sqlite3.DatabaseError as error:
             self.db.close()
             raise self.damaged(str(error)) from None
@@ -208,15 +139,18 @@ class Ledger:
         return {str(name) for (name,) in rows}
 
     def _create(self, run_id: str) -> None:
+        """Make the tables of a new run, whose first statement names it."""
         with self.transaction():
-            for name, columns in _TABLES.items():
+            for name, columns in TABLES.items():
                 self.db.execute(f"CREATE TABLE {name} ({columns})")
-            self._put_facts({"run_id": run_id})
             self.db.execute(f"PRAGMA user_version = {FORMAT}")
+            made = Transaction(self.db)
+            made.put("meta", "run_id", run_id)
+            Chain(self.db, run_id).say(statement_of({"began": run_id}, made.digests()))
 
     def _check_format(self) -> None:
         found = int(self.db.execute("PRAGMA user_version").fetchone()[0])
-        if found == FORMAT or not self._tables():
+        if found in (FORMAT, earlier_ledger.FORMAT) or not self._tables():
             return
         age = "an earlier" if found < FORMAT else "a later"
         raise ArchiveError(
@@ -226,47 +160,114 @@ class Ledger:
         )
 
     def _check(self) -> None:
-        """Check that the file is whole and that every record is as written."""
+        """Check that the file is whole and that every row is as written."""
         found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
             raise self.damaged(" ".join(found.split()))
-        missing = sorted(_TABLES.keys() - self._tables())
+        missing = sorted(TABLES.keys() - self._tables())
         if missing:
             raise self.damaged(f"it has no table {missing[0]!r}")
-        facts = self.facts()
-        self.run_id = facts.get("run_id", "")
-        if not self.run_id:
+        run_id = self.db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
+        if not run_id or not run_id[0]:
             raise self.damaged("it names no run")
-        if facts.get(SEAL, _seal_of(facts)) != _seal_of(facts):
-            raise self.damaged("what it says of the run as a whole is not what was written")
-        before = self.run_id
-        query = "SELECT interaction, scored, record, counts, link FROM interactions ORDER BY 1"
-        for number, *content, link in self.db.execute(query):
-            if link != link_of(before, number, *content):
-                raise self.damaged(
-                    f"the record of interaction {number + 1} is not the one that was written, or "
-                    "one before it is missing"
-                )
-            before = link
-        before = self.run_id
-        for number, growth, link in self.db.execute("SELECT * FROM growths ORDER BY 1"):
-            if link != link_of(before, number, growth):
-                raise self.damaged(f"growth {number + 1} is not the one that was written")
-            before = link
+        self.run_id = str(run_id[0])
         try:
             self.chain = Chain(self.db, self.run_id)
         except ValueError as error:
             why = f"statement {error} of its history is not the one that was written"
             raise self.damaged(why) from None
-        if self.chain.head.number == 0 and self.committed >= 0:
-            with self.stating(taken_up=self.committed, link=self._last_link()):
-                pass  # a run that was recovered
+        if int(self.db.execute("PRAGMA user_version").fetchone()[0]) == earlier_ledger.FORMAT:
+            self._take_over()
+        said = self._statements()
+        if wrong := next(edited(self.db, said), ""):
+            raise self.damaged(wrong)
+        rows = {t: {key: tuple(row) for key, *row in rows_in(self.db, t)} for t in IN_MEMORY}
+        names = {one["writes"] for one in said if "writes" in one}
+        self._known = _Known(
+            self._newest(),
+            rows,
+            stated_states(said),
+            {name: stated_file(said, name) for name in names},
+        )
+
+    def _statements(self) -> list[dict[str, Any]]:
+        query = "SELECT statement FROM chain ORDER BY number"
+        return [json.loads(text) for (text,) in self.db.execute(query)]
+
+    def _take_over(self) -> None:
+        """Take up a file of the version before, whose rows no statement covers yet."""
+        if wrong := next(earlier_ledger.edited(self.db, self.run_id), ""):
+            raise self.damaged(wrong)
+        with self.transaction():
+            earlier_ledger.take_over(self.db)
+            digests = {t: {k: row_digest(row) for k, *row in rows_in(self.db, t)} for t in KEYS}
+            said = statement_of({"taken_over": earlier_ledger.FORMAT}, digests)
+            self.chain.say(said)
+        self.chain.said(said)
+
+    def _newest(self) -> Interaction:
+        found = self.db.execute("SELECT MAX(interaction) FROM interactions").fetchone()[0]
+        return NONE_YET if found is None else Interaction(int(found))
+
+    # --- transactions -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Apply all changes of the block, or none."""
+        self.db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.db.execute("COMMIT")
+        except BaseException:
+            if self.db.in_transaction:  # a disk that is full may have ended it
+                self.db.execute("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def stating(self, **what: Any) -> Iterator[Transaction]:
+        """Apply all changes of the block together with a statement of them, or none.
+
+        The block runs on the owner's thread.
+        """
+        with self.transaction():
+            made = Transaction(self.db)
+            yield made
+            said = statement_of(what, made.digests())
+            self.chain.say(said)
+        self.chain.said(said)
+        self._known = self._after(made.changes, what)
+
+    def _after(
+        self, changes: Mapping[str, Mapping[Key, Row | None]], what: Mapping[str, Any]
+    ) -> _Known:
+        """Return what is known after a transaction."""
+        before, states, files = self._known, self._known.states, self._known.files
+        if "state" in what:
+            states = {**states, what["committed"]: what["state"]}
+        if "writes" in what:
+            files = {**files, what["writes"]: what["sha256"]}
+        rows = dict(before.rows)
+        for table in changes.keys() & rows.keys():
+            new = {**rows[table], **changes[table]}
+            rows[table] = {key: row for key, row in new.items() if row is not None}
+        return _Known(
+            self._newest() if "interactions" in changes else before.committed,
+            rows,
+            states,
+            files,
+        )
+
+    @owned
+    def say(self, **what: Any) -> None:
+        """State what changes no row."""
+        with self.stating(**what):
+            pass
 
     # --- facts ------------------------------------------------------------------------------------
 
     def facts(self) -> dict[str, str]:
         """Return the facts of the run as a whole, by name."""
-        return {str(k): str(v) for k, v in self.db.execute("SELECT key, value FROM meta")}
+        return {str(key): row[0] for key, row in self._known.rows["meta"].items()}
 
     def fact(self, name: str, kind: type[T]) -> T | None:
         """Return a fact that is a JSON value of this kind; None if there is none.
@@ -285,42 +286,31 @@ class Ledger:
             raise self.damaged(f"its {name!r} cannot be read")
         return found
 
+    @owned
     def set_facts(self, **values: str) -> None:
         """Store facts by name, all of them or none."""
-        with self.transaction():
-            self._put_facts(values)
+        known = self.facts()
+        if new := {key: value for key, value in values.items() if known.get(key) != value}:
+            with self.stating() as rows:
+                for key, value in new.items():
+                    rows.put("meta", key, value)
 
-    def _put_facts(self, values: Mapping[str, str]) -> None:
-        sealed = {**values, SEAL: _seal_of({**self.facts(), **values})}
-        self.db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", sealed.items())
-
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Apply all changes of the block, or none."""
-        self.db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-        except BaseException:
-            self.db.execute("ROLLBACK")
-            raise
-        self.db.execute("COMMIT")
-
-    @contextlib.contextmanager
-    def stating(self, **statement: Any) -> Iterator[None]:
-        """Apply all changes of the block together with a statement of them, or none."""
-        with self.transaction():
-            yield
-            said = self.chain.say(**statement)
-        self.chain.said(said)
+    def file(self, name: str) -> str:
+        """Return the sha256 of a file as it was stated last; an empty text before that."""
+        return self._known.files.get(name, "")
 
     # --- records ----------------------------------------------------------------------------------
 
     @property
     def committed(self) -> Interaction:
         """Return the last committed interaction; -1 before the first."""
-        found = self.db.execute("SELECT MAX(interaction) FROM interactions").fetchone()[0]
-        return NONE_YET if found is None else Interaction(int(found))
+        return self._known.committed
 
+    def stated_state(self, interaction: int) -> str:
+        """Return the sha256 of the state's file after an interaction; empty if none is stated."""
+        return self._known.states.get(interaction, "")
+
+    @owned
     def records(self) -> list[tuple[Record, bool]]:
         """Return every committed record and whether its scores are in."""
         rows = self.db.execute("SELECT record, scored FROM interactions ORDER BY interaction")
@@ -328,20 +318,32 @@ class Ledger:
 
     def record(self, interaction: Interaction) -> Record | None:
         """Return the record of an interaction, committed or undone; None if there is none."""
-        for table in ("interactions", "undone"):
-            query = f"SELECT record FROM {table} WHERE interaction = ?"
-            if row := self.db.execute(query, (interaction,)).fetchone():
-                return cast(Record, json.loads(row[0]))
-        return None
+        known = self._known
+        if interaction <= known.committed:
+            return self._committed_record(interaction)
+        undone = known.rows["undone"].get(interaction)
+        return None if undone is None else cast(Record, json.loads(undone[1]))
 
+    @owned
+    def _committed_record(self, interaction: Interaction) -> Record | None:
+        query = "SELECT record FROM interactions WHERE interaction = ?"
+        row = self.db.execute(query, (interaction,)).fetchone()
+        return None if row is None else cast(Record, json.loads(row[0]))
+
+    @owned
     def pending(self) -> tuple[Record, str] | None:
         """Return the record that waits for scores, and the counts its training trip brought."""
         rows = self.db.execute("SELECT record, counts FROM interactions WHERE scored = 0")
         found = rows.fetchone()
         return (json.loads(found[0]), found[1]) if found else None
 
+    @owned
     def append(
-        self, record: Record, counts: str | None, named: Mapping[str, Any] = MappingProxyType({})
+        self,
+        record: Record,
+        counts: str | None,
+        named: Mapping[str, Any] = MappingProxyType({}),
+        facts: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """Commit a record; with ``counts``, its scores are still to come.
 
@@ -349,112 +351,118 @@ class Ledger:
             record: of the interaction.
             counts: what its training trip brought.
             named: what the statement of it names besides.
+            facts: of the run as a whole, which hold from this commit on.
         """
         number = record["interaction"]
-        content = (int(counts is None), json.dumps(record), counts or "")
-        link = link_of(self._last_link(), number, *content)
-        with self.stating(committed=number, link=link, **named):
-            row = (number, *content, link)
-            self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
-            self.db.execute("DELETE FROM undone WHERE interaction = ?", (number,))
+        if number <= self.committed:
+            raise ValueError(f"interaction {number} is committed already")
+        with self.stating(committed=number, **named) as rows:
+            rows.put("interactions", number, int(counts is None), json.dumps(record), counts or "")
+            if number in self._known.rows["undone"]:
+                rows.drop("undone", [number])
+            for key, value in facts.items():
+                rows.put("meta", key, value)
 
+    @owned
     def complete(self, record: Record) -> None:
         """Complete the last record with its scores."""
-        number, content = record["interaction"], (1, json.dumps(record), "")
-        link = link_of(self._last_link(below=number), number, *content)
-        with self.stating(scored=number, link=link):
-            self.db.execute(
-                "UPDATE interactions SET scored = ?, record = ?, counts = ?, link = ? "
-                "WHERE interaction = ?",
-                (*content, link, number),
-            )
-
-    def _last_link(self, below: int = 2**62) -> str:
-        query = "SELECT link FROM interactions WHERE interaction < ? ORDER BY interaction DESC"
-        found = self.db.execute(f"{query} LIMIT 1", (below,)).fetchone()
-        return str(found[0]) if found else self.run_id
+        number = record["interaction"]
+        with self.stating(scored=number) as rows:
+            rows.put("interactions", number, 1, json.dumps(record), "")
 
     # --- roll-back --------------------------------------------------------------------------------
 
     def undone(self) -> dict[Interaction, Record]:
         """Return the undone records that the replay has not passed, by interaction."""
-        rows = self.db.execute("SELECT interaction, record FROM undone ORDER BY interaction")
-        return {Interaction(int(number)): json.loads(record) for number, record in rows}
+        rows = sorted(self._known.rows["undone"].items())
+        return {Interaction(int(number)): json.loads(row[1]) for number, row in rows}
 
-    def undo(self, interaction: Interaction) -> None:
-        """Undo every commit after an interaction; the records stay until the replay passes them."""
-        later = "SELECT interaction, scored, record, counts, link FROM interactions WHERE "
-        with self.stating(undone_after=interaction):
-            before = self._last_link(below=interaction + 1)
-            rows = self.db.execute(f"{later} interaction > ? ORDER BY 1", (interaction,)).fetchall()
-            for row in rows:
-                self.db.execute(
-                    "INSERT OR REPLACE INTO undone VALUES (?, ?, ?, ?, ?, ?)", (*row, before)
-                )
-                before = row[-1]
-            self.db.execute("DELETE FROM interactions WHERE interaction > ?", (interaction,))
-            self.db.execute("UPDATE started_over SET after = MIN(after, ?)", (interaction,))
+    @owned
+    def undo(self, interaction: Interaction, **facts: str) -> None:
+        """Undo every commit after an interaction; the records stay until the replay passes them.
 
+        ``facts`` of the run as a whole hold from then on.
+        """
+        query = "SELECT * FROM interactions WHERE interaction > ? ORDER BY 1"
+        with self.stating(undone_after=interaction) as rows:
+            later = self.db.execute(query, (interaction,)).fetchall()
+            for row in later:
+                rows.put("undone", *row)
+            rows.drop("interactions", [row[0] for row in later])
+            for client, (after,) in self._known.rows["started_over"].items():
+                if after > interaction:
+                    rows.put("started_over", client, interaction)
+            for key, value in facts.items():
+                rows.put("meta", key, value)
+
+    @owned
     def redo(self, interaction: Interaction) -> None:
-        """Commit undone records again, up to an interaction; ArchiveError if one is another."""
-        query = "SELECT * FROM undone WHERE interaction > ? AND interaction <= ? ORDER BY 1"
-        links = list[tuple[int, str]]()
-        with self.stating(done_again=links):
-            link = self._last_link()
-            rows = self.db.execute(query, (self.committed, interaction)).fetchall()
-            for number, *content, old_link, before in rows:
-                if old_link != link_of(before, number, *content):
-                    raise self.damaged(f"the undone record of interaction {number + 1} was changed")
-                link = link_of(link, number, *content)
-                row = (number, *content, link)
-                self.db.execute("INSERT INTO interactions VALUES (?, ?, ?, ?, ?)", row)
-                links.append((number, link))
-            self.db.execute("DELETE FROM undone WHERE interaction <= ?", (interaction,))
+        """Commit undone records again, up to an interaction."""
+        undone = self._known.rows["undone"]
+        again = [n for n in sorted(undone) if self.committed < int(n) <= interaction]
+        with self.stating(done_again=again) as rows:
+            for number in again:
+                rows.put("interactions", number, *undone[number])
+            rows.drop("undone", [n for n in undone if int(n) <= interaction])
 
+    @owned
     def forget_undone(self, first: Interaction) -> None:
         """Delete the undone records from an interaction on: the replay computed other ones."""
-        self.db.execute("DELETE FROM undone WHERE interaction >= ?", (first,))
+        if gone := [n for n in self._known.rows["undone"] if int(n) >= first]:
+            with self.stating(forgot_undone=first) as rows:
+                rows.drop("undone", gone)
 
     # --- open runs --------------------------------------------------------------------------------
 
     def growths(self) -> list[dict[str, Any]]:
         """Return how an open run grew, in order."""
-        rows = self.db.execute("SELECT growth FROM growths ORDER BY number")
-        return [json.loads(growth) for (growth,) in rows]
+        return [json.loads(row[0]) for _, row in sorted(self._known.rows["growths"].items())]
 
+    @owned
     def grow(self, growth: Mapping[str, Any]) -> None:
         """Add a growth behind those that are there."""
-        with self.transaction():
-            query = "SELECT number, link FROM growths ORDER BY number DESC LIMIT 1"
-            last, before = self.db.execute(query).fetchone() or (-1, self.run_id)
-            text = json.dumps(growth)
-            row = (last + 1, text, link_of(before, last + 1, text))
-            self.db.execute("INSERT INTO growths VALUES (?, ?, ?)", row)
+        number = len(self._known.rows["growths"])
+        with self.stating(grown=number) as rows:
+            rows.put("growths", number, json.dumps(growth))
 
     # --- clients ----------------------------------------------------------------------------------
 
     def profiles(self) -> dict[int, str]:
         """Return the description every client gave when it first joined."""
-        rows = self.db.execute("SELECT id, client_json FROM clients ORDER BY id")
-        return {int(client): text for client, text in rows}
+        return {int(c): row[0] for c, row in sorted(self._known.rows["clients"].items())}
 
-    def add_profile(self, client: int, client_json: str) -> None:
-        """Remember a client's description."""
-        self.db.execute("INSERT OR REPLACE INTO clients VALUES (?, ?)", (client, client_json))
+    @owned
+    def add_profiles(self, described: Mapping[int, str]) -> None:
+        """Remember what clients describe, all of it or nothing; what is known already stays."""
+        known = self.profiles()
+        if new := {c: text for c, text in described.items() if known.get(c) != text}:
+            with self.stating() as rows:
+                for client, text in new.items():
+                    rows.put("clients", client, text)
 
     def started_over(self) -> dict[int, Interaction]:
         """Return after which interaction clients began anew from their initial private state."""
-        rows = self.db.execute("SELECT client, after FROM started_over")
-        return {int(client): Interaction(int(after)) for client, after in rows}
+        rows = self._known.rows["started_over"]
+        return {int(client): Interaction(int(after)) for client, (after,) in rows.items()}
 
+    @owned
     def start_over(self, client: int, after: int | None = None) -> None:
         """Remember that a client begins anew from its initial private state, by default now."""
-        row = (client, self.committed if after is None else after)
-        self.db.execute("INSERT OR REPLACE INTO started_over VALUES (?, ?)", row)
+        with self.stating() as rows:
+            rows.put("started_over", client, self.committed if after is None else after)
+
+    # --- the file ---------------------------------------------------------------------------------
+
+    @owned
+    def in_one_file(self) -> None:
+        """Write everything into the one file, which may then be moved or copied."""
+        self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.db.execute("PRAGMA journal_mode=DELETE")
 
     def close(self) -> None:
         """Close the file."""
-        self.db.close()
+        self.owner.run(self.db.close)
+        self.owner.close()
 
 
 def _make_private(database: Path) -> None:
@@ -462,15 +470,3 @@ def _make_private(database: Path) -> None:
     os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
     for path in (database, *database.parent.glob(f"{database.name}-*")):
         path.chmod(0o600)
-
-
-def _seal_of(facts: Mapping[str, str]) -> str:
-    """Return the hash over all facts but the seal itself."""
-    text = json.dumps(sorted((key, value) for key, value in facts.items() if key != SEAL))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def link_of(before: str, number: object, *content: object) -> str:
-    """Return the hash that ties a row to the one before it."""
-    text = json.dumps([before, number, *content], default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()

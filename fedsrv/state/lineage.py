@@ -18,6 +18,7 @@ from typing import Any
 
 from fedmodels.errors import ArchiveError
 from fedmodels.position import Task
+from fedsrv.state.chain import commit_links
 from fedsrv.state.record import Record, of_parts, trained_in
 from fedsrv.state.run_directory import reading
 
@@ -46,7 +47,7 @@ class Version:
     interaction: int
     round: int
     commit: str
-    """The link of its record in ``run.db``, which depends on this record and all before it."""
+    """The link of the last statement of it in ``run.db``, which depends on all before it."""
     shares: Sequence[Share]
     failed: Sequence[str] = ()
     """Who was asked and did not count."""
@@ -118,13 +119,13 @@ def lineage_of(run: Path) -> Lineage:
         with reading(run) as db:
             db.execute("BEGIN")  # all of one moment
             meta = dict(db.execute("SELECT key, value FROM meta"))
-            query = "SELECT record, link FROM interactions ORDER BY interaction"
-            rows = [(json.loads(record), str(link)) for record, link in db.execute(query)]
+            links = commit_links(db.execute("SELECT number, statement, link FROM chain ORDER BY 1"))
+            query = "SELECT record FROM interactions ORDER BY interaction"
+            records = [json.loads(record) for (record,) in db.execute(query)]
             query = "SELECT growth FROM growths ORDER BY number"
             growths = [json.loads(growth) for (growth,) in db.execute(query)]
             described = {int(c): str(text) for c, text in db.execute("SELECT * FROM clients")}
         config = json.loads(meta["experiment"])
-        records = [record for record, _ in rows]
         moves = _moves(growths)
         gone = {(int(c), int(t)) for c, t in json.loads(meta.get("forgotten", "[]"))}
         accumulates = (config.get("scenario") or {}).get("training_data") == "accumulated"
@@ -132,11 +133,11 @@ def lineage_of(run: Path) -> Lineage:
             Version(
                 record["interaction"],
                 record["round"],
-                link,
+                links.get(record["interaction"], ""),
                 tuple(_shares(record, records, moves, accumulates, gone)),
                 tuple(record.get("failed", ())),
             )
-            for record, link in rows
+            for record in records
         ]
         began = of_parts(records[0]).get("began_from", {}) if records else {}
         digests = {c: hashlib.sha256(t.encode()).hexdigest() for c, t in described.items()}

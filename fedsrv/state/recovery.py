@@ -18,13 +18,13 @@ from fedmodels.config.bounds import canonical
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, reason_of
-from fedmodels.files import sync_path
+from fedmodels.files import sha256_of, sync_path
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.audit import AUDIT, Broken, read
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
 from fedsrv.state.run_directory import lock, state_numbers, writing
-from fedsrv.state.state_files import ClientParts
+from fedsrv.state.state_files import ClientParts, state_path
 
 ASIDE = "set-aside"
 _DATABASE = ("run.db", "run.db-wal", "run.db-shm")
@@ -84,7 +84,9 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
     lines = _audited(run, say)
     facts = {"watermark": str(oldest), "highest": str(last), **_gone(lines, say)}
     facts |= _began(experiment, records[: last + 1], lines)
-    _write(fresh, experiment, run_id, records[: last + 1], facts, _anew(lines, last))
+    _write(
+        fresh, run / "server", experiment, run_id, records[: last + 1], facts, _anew(lines, last)
+    )
     aside = _set_aside(run, last)
     fresh.replace(run / "run.db")
     sync_path(run)
@@ -147,6 +149,7 @@ def _newest(states: Path, last: int) -> tuple[int, str, list[str]]:
 
 def _write(
     path: Path,
+    states: Path,
     experiment: Experiment,
     run_id: str,
     records: list[Record],
@@ -160,11 +163,11 @@ def _write(
         for record in records:
             for growth in record.get("growths", ()):
                 ledger.grow(growth)
-            ledger.append(record, None)
+            file = state_path(states, record["interaction"])
+            ledger.append(record, None, {"state": sha256_of(file)} if file.exists() else {})
         for client, after in anew.items():
             ledger.start_over(client, after)
-        ledger.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        ledger.db.execute("PRAGMA journal_mode=DELETE")
+        ledger.in_one_file()
     finally:
         ledger.close()
 

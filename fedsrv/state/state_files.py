@@ -7,22 +7,25 @@ each part, and a file is kept as long as a state file names it::
 
     part-clients-3-00000007.safetensors      the bundle clients/3 without its generators
     part-clients-3-4-00000002.safetensors    its generator "4", unchanged since interaction 2
+
+It also has the sha256 of each of these files. So the sha256 of a state file, which the run's
+history states, covers all that belongs to the state.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedmodels.errors import ArchiveError, ArchiveNotRead
-from fedmodels.files import sync_path
+from fedmodels.errors import ArchiveError, ArchiveNotRead, reason_of
+from fedmodels.files import sha256_of
 from fedmodels.printable import printable
-from fedmodels.tensors.archive import load, load_named, save, save_named
+from fedmodels.tensors.archive import header_in, load, load_named, save, save_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState
 from fedmodels.training.contexts import ServerState
+from fedsrv.state.owner import Owned, Owner
 from fedsrv.state.run_directory import state_numbers
 
 _PART = re.compile(r"clients/([0-9]{1,9})(?:/(?P<key>.+))?")
@@ -40,6 +43,8 @@ class ClientParts:
         self.directory = directory
         self._held: dict[str, tuple[Content, str]] = {}
         """By part: the object that was written to a file or read from it, and that file."""
+        self.digests: dict[str, str] = {}
+        """The sha256 of each of these files."""
 
     def save(
         self, number: int, state: ServerState, header: Mapping[str, str], *, fsync: bool
@@ -48,11 +53,12 @@ class ClientParts:
 
         What changes becomes a new object, so a part that is the same object is unchanged.
         """
-        held: dict[str, tuple[Content, str]] = {}
+        held, digests = dict[str, tuple[Content, str]](), dict[str, str]()
         for part, content in _parts(state).items():
             before = self._held.get(part)
             if before is not None and before[0] is content:
                 held[part] = before
+                digests[before[1]] = self.digests[before[1]]
                 continue
             file = f"part-{part.replace('/', '-')}-{number:08d}.safetensors"
             if isinstance(content, GeneratorState):
@@ -61,7 +67,8 @@ class ClientParts:
                 bundle = replace(content, generators={})
             save(self.directory / file, bundle, header, fsync=fsync)
             held[part] = content, file
-        self._held = held
+            digests[file] = digest_of_file(self.directory / file)
+        self._held, self.digests = held, digests
         return {part: file for part, (_, file) in held.items()}
 
     def load(self, manifest: Manifest) -> dict[int, Bundle]:
@@ -79,6 +86,7 @@ class ClientParts:
                 raise ArchiveError(f"{self.directory / manifest[part]} holds no generator {key[0]}")
         contents = _parts(ServerState(Bundle(), Bundle(), clients))
         self._held = {part: (contents[part], file) for part, file in manifest.items()}
+        self.digests = {f: digest_of_file(self.directory / f) for f in manifest.values()}
         return clients
 
     def forget(self) -> None:
@@ -125,28 +133,90 @@ def _of_all(state: ServerState) -> dict[str, Bundle]:
     return {name: bundle for name, bundle in state.named() if "/" not in name}
 
 
-class StateFiles:
-    """The states of one run."""
+def state_path(directory: Path, interaction: int) -> Path:
+    """Return the file of the state after an interaction."""
+    return directory / f"state-{interaction:08d}.safetensors"
 
-    def __init__(self, directory: Path, run_id: str, *, strict: bool) -> None:
+
+def digest_of_file(path: Path) -> str:
+    """Return the sha256 of a file of states in hexadecimal digits.
+
+    Raises:
+        ArchiveError: it is gone.
+        ArchiveNotRead: it cannot be read now.
+    """
+    try:
+        return sha256_of(path)
+    except FileNotFoundError:
+        raise ArchiveError(f"{path} is missing") from None
+    except OSError as error:
+        raise ArchiveNotRead(f"{path} cannot be read: {reason_of(error)}") from None
+
+
+def check_stated(path: Path, stated: str) -> None:
+    """Compare a state file, and the files of its parts, with the sha256 that the history states.
+
+    Raises:
+        ArchiveError: one of them is gone, or is not the one that the run wrote.
+        ArchiveNotRead: one cannot be read now.
+    """
+    if digest_of_file(path) != stated:
+        raise ArchiveError(f"{path} is not the state that the run wrote (sha256 {stated[:12]}…)")
+    for file, digest in header_in(path).get("sha256", {}).items():
+        if digest_of_file(path.parent / file) != digest:
+            raise ArchiveError(f"{path.parent / file} is not what the run wrote")
+
+
+@dataclass(frozen=True)
+class Unsynced:
+    """The files of a state that are not safe on the disk yet."""
+
+    generation: int
+    files: frozenset[str]
+    """All parts of the state."""
+    paths: tuple[Path, ...]
+    """What is to be synced, in this order."""
+
+
+class StateFiles:
+    """The states of one run; one thread owns them."""
+
+    kept = Owned[set[int]]()
+    """Interactions after which the state is kept."""
+    _manifests = Owned[dict[int, Manifest]]()
+    _safe = Owned[frozenset[str]]()
+    """Part files that are safe on the disk."""
+    _generation = Owned[int]()
+    """How often the run went back: files of an earlier generation are written anew."""
+
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str,
+        owner: Owner,
+        stated: Callable[[int], str],
+        *,
+        strict: bool,
+    ) -> None:
         """List the states in a directory.
 
         Args:
             directory: the directory of the states.
             run_id: the run's id; a state of another run counts as damaged.
+            owner: the thread of these files, which is this one.
+            stated: returns the sha256 of the state's file after an interaction, as the history
+                states it; another file counts as damaged. Empty where none is stated.
             strict: sync each state when it is written.
         """
-        self.directory, self.run_id, self.strict = directory, run_id, strict
-        self.kept = state_numbers(directory)
-        """Interactions after which the state is kept."""
+        self.directory, self.run_id, self.owner, self.strict = directory, run_id, owner, strict
+        self._stated = stated
+        self.kept, self._manifests = state_numbers(directory), {}
+        self._safe, self._generation = frozenset(), 0
         self._parts = ClientParts(directory)
-        self._manifests: dict[int, Manifest] = {}
-        self._synced: set[str] = set()
-        """Part files that are safe on the disk; written by the syncing thread alone."""
 
     def path(self, interaction: int) -> Path:
         """Return the file of the state after an interaction."""
-        return self.directory / f"state-{interaction:08d}.safetensors"
+        return state_path(self.directory, interaction)
 
     def read(self, interaction: int, *, aside: bool = False) -> ServerState:
         """Return the state after an interaction.
@@ -161,6 +231,8 @@ class StateFiles:
         named, header = load_named(self.path(interaction))
         if header.get("run") != self.run_id:
             raise ArchiveError(f"{self.path(interaction)} belongs to another run")
+        if stated := self._stated(interaction):
+            check_stated(self.path(interaction), stated)
         parts = ClientParts(self.directory) if aside else self._parts
         clients = parts.load(self._manifest(interaction))
         common, own, moments = (named.get(k, Bundle()) for k in ("common", "own", "optimizer"))
@@ -218,19 +290,25 @@ class StateFiles:
         except ArchiveError:
             return False
 
-    def write(self, interaction: int, state: ServerState) -> None:
-        """Write a state, and the parts that changed since the last one; or raise ArchiveError."""
+    def write(self, interaction: int, state: ServerState) -> str:
+        """Write a state, and the parts that changed since the last one; return its sha256.
+
+        Raises:
+            ArchiveError: a file cannot be written.
+        """
         header = {"run": self.run_id}
         parts = self._parts.save(interaction, state, header, fsync=self.strict)
-        facts = {**header, "parts": parts}
+        facts = {**header, "parts": parts, "sha256": self._parts.digests}
         save_named(self.path(interaction), _of_all(state), facts, fsync=self.strict)
         self.kept.add(interaction)
         self._manifests[interaction] = parts
+        return digest_of_file(self.path(interaction))
 
     def forget(self) -> None:
         """Forget written parts after a roll-back: the next commit writes and syncs all."""
         self._parts.forget()
-        self._synced = set()
+        self._safe = frozenset()
+        self._generation += 1
 
     def drop(self, interactions: Iterable[int]) -> None:
         """Delete states, and the parts that no remaining state names."""
@@ -266,11 +344,14 @@ class StateFiles:
             self._manifests[interaction] = dict(header.get("parts", {}))
         return self._manifests[interaction]
 
-    def sync(self, interaction: int) -> None:
-        """Sync a state and its parts."""
-        files = self._manifests.get(interaction, {}).values()
-        parts = [self.directory / name for name in files if name not in self._synced]
-        for path in (*parts, self.path(interaction), self.directory):
-            with contextlib.suppress(FileNotFoundError):  # it is dropped meanwhile
-                sync_path(path)
-        self._synced = set(files)
+    def unsynced(self, interaction: int) -> Unsynced:
+        """Return what is to be synced for a state to be safe; another thread may sync it."""
+        files = frozenset(self._manifests.get(interaction, {}).values())
+        parts = (self.directory / name for name in sorted(files - self._safe))
+        paths = (*parts, self.path(interaction), self.directory)
+        return Unsynced(self._generation, files, paths)
+
+    def synced(self, done: Unsynced) -> None:
+        """Take in that files are safe, unless they have been written anew meanwhile."""
+        if done.generation == self._generation:
+            self._safe = done.files

@@ -8,6 +8,9 @@ files (:mod:`fedsrv.state.state_files`), written before the state file that name
 
 A roll-back deletes nothing. Undone commits stay until the replay has passed them, and count again
 if everybody still has the states.
+
+One thread owns all of it, that of the database: methods that write, or read files, run there, one
+after the other, whoever calls them. What the engine asks for all the time is in memory.
 """
 
 from __future__ import annotations
@@ -32,8 +35,10 @@ from fedmodels.position import NONE_YET, Interaction
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.audit import Evidence
+from fedsrv.state.chain import Head
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
+from fedsrv.state.owner import Owned, owned
 from fedsrv.state.record import Record, trained_in
 from fedsrv.state.run_directory import (
     holds_commits,
@@ -44,7 +49,7 @@ from fedsrv.state.run_directory import (
     using,
     writing,
 )
-from fedsrv.state.state_files import StateFiles
+from fedsrv.state.state_files import StateFiles, Unsynced
 
 if TYPE_CHECKING:
     from fedmodels.numerics.secrecy import Secret
@@ -53,7 +58,17 @@ log = logging.getLogger(__name__)
 
 
 class Store:
-    """One run directory, locked while it is open; used by the engine's thread only."""
+    """One run directory, locked while it is open; safe between threads.
+
+    The engine's thread alone sets ``experiment``, ``secret`` and ``keeps_since``.
+    """
+
+    _highest = Owned[Interaction]()
+    """The newest interaction that was committed before the last roll-back."""
+    _grown = Owned[Interaction]()
+    """First interaction of the last stage of an open run; -1 in others."""
+    _written = Owned[ServerState | None]()
+    """The state that the last commit wrote, while it is in memory."""
 
     def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
         """Create the directory, or take up the run it holds.
@@ -89,30 +104,37 @@ class Store:
         except BaseException:
             os.close(self._lock_file)
             raise
-        self._db = self.ledger.db
-        self.run_id = self.ledger.run_id
-        self._files = StateFiles(self.states, self.run_id, strict=self.strict)
-        self._written: ServerState | None = None
-        """The state that the last commit wrote, while it is in memory."""
+        self.owner, self.run_id = self.ledger.owner, self.ledger.run_id
         try:
-            self._compare_experiment()
-            stages = (int(growth["interaction"]) for growth in self.ledger.growths())
-            self._grown = max(stages, default=-1)
-            """First interaction of the last stage of an open run."""
-            self._sync_log()  # before any client stores the run's id
-            with writing(path):
-                self._reconcile_files()
-                self.rewrite_lines()
+            self._take_up()
         except BaseException:
-            self.close()
+            self._release()
             raise
+
+    @owned
+    def _take_up(self) -> None:
+        """Read what the directory holds, and put it in order."""
+        self._files = StateFiles(
+            self.states, self.run_id, self.owner, self.ledger.stated_state, strict=self.strict
+        )
+        self._written = None
+        self._compare_experiment()
+        stages = (Interaction(growth["interaction"]) for growth in self.ledger.growths())
+        self._grown = max(stages, default=NONE_YET)
+        self._sync_log()  # before any client stores the run's id
+        with writing(self.path):
+            self._reconcile_files()
+            self.rewrite_lines()
 
     def _compare_experiment(self) -> None:
         """Compare the stored experiment with the present one, and store the present one."""
         highest, watermark = (self.ledger.fact(name, int) for name in ("highest", "watermark"))
         self._highest = NONE_YET if highest is None else Interaction(highest)
         self.watermark = NONE_YET if watermark is None else Interaction(watermark)
-        """The newest interaction that is known to be safe on every disk."""
+        """The newest interaction that is known to be safe on every disk; its owner sets it.
+
+        The next commit stores it. Until then a restart knows of an earlier one, which is as safe.
+        """
         stored, before = self.ledger.fact("experiment", dict), self.experiment
         if stored is not None:
             from fedmodels.config.changes import another_config, forbidden_changes
@@ -139,6 +161,7 @@ class Store:
         """Return the last interaction with a record, committed or undone."""
         return max((self.committed, *self.ledger.undone()))
 
+    @owned
     def state(self, interaction: Interaction) -> ServerState:
         """Return the committed state after an interaction.
 
@@ -147,6 +170,7 @@ class Store:
         """
         return self._files.read(interaction)
 
+    @owned
     def mapped(self, state: ServerState) -> ServerState:
         """Return the last committed state, or the initial one, on the pages of its file.
 
@@ -161,11 +185,13 @@ class Store:
             log.debug("the state stays in memory: %s", error)
             return state
 
+    @owned
     def has_state(self, interaction: Interaction) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
         needed = [n for n in (interaction, *self._begun_from(interaction)) if n >= 0]
         return all(map(self._files.exists, needed))
 
+    @owned
     def oldest_begun(self, interaction: Interaction) -> Interaction:
         """Return the earliest interaction whose states a commit needs, client states included.
 
@@ -179,6 +205,7 @@ class Store:
         orders = record.get("under_way", ()) if record else ()
         return {Interaction(begun - 1) for _, begun in orders}
 
+    @owned
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
         """Commit an interaction; with ``counts``, its scores are still to come.
 
@@ -188,12 +215,14 @@ class Store:
         with writing(self.path):
             require_place(self.path, self._lock_file)
             self._compare_replay(record, state)
-            self._files.write(record["interaction"], state)
+            named = {"state": self._files.write(record["interaction"], state)}
             self._written = state
-            self.ledger.append(record, counts, self.evidence.committing(record))
+            named |= self.evidence.committing(record)
+            self.ledger.append(record, counts, named, self._new_watermark())
             if counts is None:
                 self._append(record)
 
+    @owned
     def add_scores(self, record: Record) -> None:
         """Complete the last committed record with its scores; RunFailed if it cannot be written."""
         with writing(self.path):
@@ -201,8 +230,14 @@ class Store:
             self.ledger.complete(record)
             self._append(record)
 
+    def _new_watermark(self) -> dict[str, str]:
+        """Return the fact that says the watermark, where it is not stored yet."""
+        known = self.ledger.facts().get("watermark", str(NONE_YET))
+        return {} if known == str(self.watermark) else {"watermark": str(self.watermark)}
+
     # --- roll-back --------------------------------------------------------------------------------
 
+    @owned
     def history(self) -> History:
         """Return who trained when, and how far the run may go back."""
         committed = {r["interaction"]: trained_in(r) for r, _ in self.ledger.records()}
@@ -217,12 +252,14 @@ class Store:
         )
 
     @property
+    @owned
     def floor(self) -> Interaction:
         """Return the earliest interaction the run may be rolled back to."""
         behind = max(self._highest, self.committed) - self.experiment.server.max_rollback
         # earlier tasks' data may be gone since the run last grew
         return Interaction(max(-1, min(self.watermark, max(behind, self._grown - 1))))
 
+    @owned
     def go_to(self, interaction: Interaction) -> None:
         """Make an interaction the last committed one: roll back, or redo undone commits."""
         if interaction < self.committed:
@@ -234,6 +271,7 @@ class Store:
                 self._files.forget()
                 self.rewrite_lines()
 
+    @owned
     def roll_back(self, interaction: Interaction) -> None:
         """Undo every commit after an interaction; states stay until the replay passes them."""
         log.warning("interactions after %d are computed again", interaction)
@@ -241,8 +279,7 @@ class Store:
         self.watermark = min(self.watermark, interaction)  # later states will be new files
         facts = {"highest": str(self._highest), "watermark": str(self.watermark)}
         with writing(self.path):
-            self.ledger.set_facts(**facts)
-            self.ledger.undo(interaction)
+            self.ledger.undo(interaction, **facts)
             self._files.forget()
             self.rewrite_lines()
         self.tell("rolled back", after=interaction)
@@ -265,6 +302,7 @@ class Store:
         self.ledger.forget_undone(number)
         self._files.drop(n for n in undone if n >= number)
 
+    @owned
     def take_back(self, interaction: Interaction) -> None:
         """Undo every commit after an interaction for good: a replay is not compared with them.
 
@@ -281,6 +319,7 @@ class Store:
         found = self._numbers("aside", self.ledger.fact("aside", list) or [])
         return {client: Interaction(first) for client, first in found.items()}
 
+    @owned
     def set_aside(self, why: Mapping[int, str], first: Interaction | None = None) -> None:
         """Let clients take no part from the next interaction on, or from an earlier one.
 
@@ -306,6 +345,7 @@ class Store:
         found = self.ledger.fact("forgotten_done" if done else "forgotten", list) or []
         return {(int(client), int(task)) for client, task in found}
 
+    @owned
     def forget_tasks(
         self, tasks: Collection[tuple[int, int]], why: str, *, done: bool = False
     ) -> None:
@@ -333,22 +373,22 @@ class Store:
         """Put down in the run's log that something happened."""
         self.evidence.tell(what, **facts)
 
+    @owned
     def start_over(self, client: int) -> None:
         """Remember that a client goes on from its initial private state."""
         with writing(self.path):
             self.ledger.start_over(client)
         self.tell("started over", client=client, after=self.committed)
 
+    @owned
     def advance(self, watermark: Interaction) -> Interaction:
         """Raise the watermark; return the interaction below which states are not needed."""
-        if watermark > self.watermark:
-            self.watermark = watermark
-            with writing(self.path):
-                self.ledger.set_facts(watermark=str(watermark))
+        self.watermark = max(self.watermark, watermark)
         floor = self.floor
         self.prune(floor)
         return floor
 
+    @owned
     def prune(self, watermark: Interaction) -> None:
         """Delete states that nothing can roll back to any more."""
         keep = min(watermark, self.committed)
@@ -357,15 +397,17 @@ class Store:
 
     # --- the end ----------------------------------------------------------------------------------
 
+    @owned
     def end(self, summary: Mapping[str, Any]) -> None:
         """Commit the end of the run, and sync it: clients leave when they hear of it."""
         end = {"rounds": self.wished.schedule.rounds, "after": self.committed}
         value = json.dumps({**end, "summary": summary})
         with writing(self.path):
-            self.ledger.set_facts(end=value)
+            self.ledger.set_facts(end=value, **self._new_watermark())
             self.evidence.name_last_line()
             self.sync(self.committed)
 
+    @owned
     def expect(self, name: str, text: str) -> None:
         """State the sha256 of a file of the run that is about to be written, for people to read.
 
@@ -373,12 +415,12 @@ class Store:
         knows was not written by the run.
         """
         digest = hashlib.sha256(text.encode()).hexdigest()
-        if self.evidence.written_last(name) != digest:
+        if self.ledger.file(name) != digest:
             with writing(self.path):
-                with self.ledger.stating(writes=name, sha256=digest):
-                    pass
+                self.ledger.say(writes=name, sha256=digest)
                 self._sync_log()
 
+    @owned
     def publish(self, name: str, text: str) -> None:
         """Write a file of the run whose sha256 the history states."""
         self.expect(name, text)
@@ -394,24 +436,26 @@ class Store:
 
     # --- open runs --------------------------------------------------------------------------------
 
+    @owned
     def grow(self, growth: Mapping[str, Any]) -> None:
         """Store a growth before it takes effect; the run goes back behind it no more."""
         with writing(self.path):
             self.ledger.grow(growth)
-        self._grown = max(self._grown, int(growth["interaction"]))
+        self._grown = max(self._grown, Interaction(growth["interaction"]))
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def add_profile(self, client: int, client_json: str) -> None:
-        """Remember a client's description."""
+    def add_profiles(self, described: Mapping[int, str]) -> None:
+        """Remember what clients describe."""
         with writing(self.path):
-            self.ledger.add_profile(client, client_json)
+            self.ledger.add_profiles(described)
 
+    @owned
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Write what clients announced of their data in common, for reports to read."""
-        with writing(self.path):
-            write_atomically(self.path / "data.json", json.dumps(facts) + "\n", private=True)
+        self.publish("data.json", json.dumps(facts) + "\n")
 
+    @owned
     def fixed(self, name: str, numbers: Mapping[int, int]) -> dict[int, int]:
         """Return the stored numbers of the clients, such as their tasks; the first call stores.
 
@@ -487,6 +531,7 @@ class Store:
         needed = (interaction, *sorted(self._begun_from(interaction) - {-1}))
         return next(filter(None, map(self._files.why_unusable, needed)), "")
 
+    @owned
     def rewrite_lines(self) -> None:
         """Write ``rounds.jsonl`` anew from the committed records."""
         lines = [json.dumps(record) + "\n" for record, scored in self.ledger.records() if scored]
@@ -496,10 +541,23 @@ class Store:
         append_lines(self.path / "rounds.jsonl", (json.dumps(record) + "\n").encode())
 
     def sync(self, interaction: Interaction) -> None:
-        """Sync an interaction's state and record; from then on callers are told of this head."""
-        with self.evidence.syncing():
-            self._files.sync(interaction)
-            self._sync_log()
+        """Sync an interaction's state and record; from then on callers are told of this head.
+
+        The disk is waited for on the calling thread; the run goes on meanwhile.
+        """
+        head, files = self._unsynced(interaction)
+        self.evidence.audit.sync()
+        for path in files.paths:
+            with contextlib.suppress(FileNotFoundError):  # it is dropped meanwhile
+                sync_path(path)
+        self._sync_log()
+        self.owner.run(self._files.synced, files)
+        self.evidence.chain.is_safe(head)
+
+    @owned
+    def _unsynced(self, interaction: Interaction) -> tuple[Head, Unsynced]:
+        """Return the newest head, and what is to be synced for an interaction."""
+        return self.evidence.chain.head, self._files.unsynced(interaction)
 
     def _sync_log(self) -> None:
         """Sync the database's log and its name in the directory; SQLite does not sync the name."""
@@ -509,8 +567,16 @@ class Store:
 
     def close(self) -> None:
         """Close the database and unlock the directory."""
+        self._name_the_end()
+        self._release()
+
+    @owned
+    def _name_the_end(self) -> None:
         with contextlib.suppress(OSError, sqlite3.Error):  # of a run that failed for that reason
+            self.ledger.set_facts(**self._new_watermark())
             self.evidence.name_last_line()
+
+    def _release(self) -> None:
         self.evidence.close()
         self.ledger.close()
         os.close(self._lock_file)

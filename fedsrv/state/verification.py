@@ -1,9 +1,9 @@
 """Whether a run directory has the history that its files tell, and that somebody has kept.
 
-``run.db`` is compared with ``rounds.jsonl``, and with its own chain of statements, the audit log,
-and the files that people read. The chain of hashes over the records does not show that its newest
-records are gone, nor that a client is. ``rounds.jsonl`` is written beside it and shows both, as
-long as nobody changes the two alike.
+``run.db`` is compared with its own chain of statements, which covers every row, with
+``rounds.jsonl``, the audit log, the states, and the files that people read. A chain does not show
+that its newest statements are gone: ``rounds.jsonl`` is written beside it and shows that, as long
+as nobody changes the two alike, and a head that others have kept shows it even then.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmodels.errors import ArchiveError
+from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import sha256_of
 from fedmodels.printable import printable
+from fedsrv.state import earlier_ledger, rows
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
-from fedsrv.state.ledger import Head, beginning_of, continued, digest_of, link_of
+from fedsrv.state.chain import Head, beginning_of, continued, digest_of, stated_states
+from fedsrv.state.state_files import check_stated, state_path
 
+STATED = ("config.toml", "data.json", "lineage.json", "summary.json")
+"""The files whose sha256 a run states."""
 MAX_NAMED = 5
 ANEW = "--resume writes the lines anew"
 Records = Mapping[int, Mapping[str, Any]]
@@ -139,17 +143,8 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     Raises:
         ArchiveError: there is no database that can be read.
     """
-    run_id, records, statements = _rows_of(run / "run.db")
-    wrong: list[str] = []
-    links = [beginning_of(run_id)]
-    for number, text, link in statements:
-        links.append(continued(links[-1], digest_of(text)))
-        if (number, link) != (len(links) - 1, links[-1].hex()):
-            wrong.append(
-                f"statement {len(links) - 1} is not the one that was written, or one before it is "
-                "missing"
-            )
-            break
+    found = _read(run / "run.db")
+    wrong, links = [*found.wrong], found.links
     head = Head(len(links) - 1, links[-1])
     if kept is not None and kept.number > head.number:
         wrong.append(
@@ -158,10 +153,8 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
         )
     elif kept is not None and links[kept.number] != kept.link:
         wrong.append(f"the history up to statement {kept.number} is not the one that was kept")
-    wrong += _compared(run_id, records, [json.loads(text) for _, text, _ in statements])
-    wrong += _other_growths(run / "run.db", run_id)
-    lines, more = _audited(run, [json.loads(text) for _, text, _ in statements])
-    return Verified(head, lines, [*wrong, *more, *falsified(run)])
+    lines, more = _audited(run, found.said)
+    return Verified(head, lines, [*wrong, *more, *_other_states(run, found), *falsified(run)])
 
 
 def verified_log(place: Path, kept: Head | None = None) -> Verified:
@@ -203,11 +196,10 @@ def falsified(run: Path) -> list[str]:
 
 def _misread(run: Path) -> list[str]:
     told = _whole_lines(run / "rounds.jsonl")
-    files = {name: _sha256_of(run / name) for name in ("config.toml", "summary.json")}
-    _, records, statements = _rows_of(run / "run.db")
-    said = [json.loads(text) for _, text, _ in statements]
-    found = (_other_than_stated(name, digest, said) for name, digest in files.items())
-    return [*filter(None, found), *_other_lines(told, records, said)]
+    files = {name: _sha256_of(run / name) for name in STATED}
+    read = _read(run / "run.db")
+    found = (_other_than_stated(name, digest, read.said) for name, digest in files.items())
+    return [*filter(None, found), *_other_lines(told, read.records, read.said)]
 
 
 def _sha256_of(path: Path) -> str:
@@ -237,7 +229,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:
     """Yield what is wrong with the lines of ``rounds.jsonl``."""
-    expected = [(number + 1, record) for number, is_scored, record, *_ in records if is_scored]
+    expected = [(number + 1, record) for number, is_scored, record in records if is_scored]
     if other := [n for (n, record), line in zip(expected, told, strict=False) if line != record]:
         yield f"rounds.jsonl and run.db differ in {named('interaction', other)}; {ANEW}"
     if said and {"undone_after", "done_again"} & said[-1].keys():
@@ -258,64 +250,83 @@ def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> 
         )
 
 
-def _rows_of(database: Path) -> tuple[str, Rows, Rows]:
-    """Return the id, the records and the statements of a run."""
+@dataclass(frozen=True)
+class _Read:
+    """What a database tells of its run, at one moment."""
+
+    records: Rows
+    said: list[dict[str, Any]]
+    """Its statements."""
+    links: list[bytes]
+    """The link before the first one, and after each up to the first that was changed."""
+    wrong: list[str]
+    """What does not fit in the database, a line each."""
+
+
+def _read(database: Path) -> _Read:
+    """Read a database, and compare its rows with its statements.
+
+    Raises:
+        ArchiveError: there is none that can be read.
+    """
     if not database.is_file():
         raise ArchiveError(f"{database.parent} holds no run.db: it is no run directory")
     try:
         with _opened(database) as db:
             db.execute("BEGIN")  # a run under way commits meanwhile
             (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
-            columns = "interaction, scored, record, counts, link"
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            columns = "interaction, scored, record"
             records = db.execute(f"SELECT {columns} FROM interactions ORDER BY 1").fetchall()
-            statements = db.execute("SELECT number, statement, link FROM chain ORDER BY 1")
-            return str(run_id), records, statements.fetchall()
-    except (sqlite3.Error, TypeError) as error:
+            query = "SELECT number, statement, link FROM chain ORDER BY number"
+            statements = db.execute(query).fetchall()
+            said = [json.loads(text) for _, text, _ in statements]
+            links, wrong = _links(str(run_id), statements)
+            if version == earlier_ledger.FORMAT:
+                wrong += earlier_ledger.edited(db, str(run_id))
+            else:
+                wrong += rows.edited(db, said)
+    except (sqlite3.Error, TypeError, ValueError) as error:
         raise ArchiveError(f"{database} cannot be verified: {error}") from None
+    return _Read(records, said, links, wrong)
 
 
-def _compared(run_id: str, records: Rows, said: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kind of difference between the records and their statements."""
-    told: dict[int, str] = {}
-    for one in said:
-        for key in ("committed", "scored", "taken_up"):
-            if key in one:
-                told[one[key]] = one["link"]
-        for number, link in one.get("done_again", ()):
-            told[number] = link
-        if "undone_after" in one:
-            told = {n: link for n, link in told.items() if n <= one["undone_after"]}
-    before, first, broken, others = run_id, min(told, default=0), list[int](), list[int]()
-    for number, *content, link in records:
-        if link != link_of(before, number, *content):
-            broken.append(number + 1)
-        elif number >= first and told.get(number) != link:
-            others.append(number + 1)
-        before = link
-    if broken:
-        yield (
-            f"what is recorded of {named('interaction', broken)} is not what was written, or a "
-            "record before it is missing"
-        )
-    if others:
-        yield f"what is recorded of {named('interaction', others)} is not what the history says"
-    if missing := {number + 1 for number in told.keys() - {row[0] for row in records}}:
-        yield f"the history tells of {named('interaction', missing)}, and no record does"
+def _links(run_id: str, statements: Rows) -> tuple[list[bytes], list[str]]:
+    """Return the links of a chain as they have to be, and a line where one is not."""
+    links = [beginning_of(run_id)]
+    for number, text, link in statements:
+        links.append(continued(links[-1], digest_of(text)))
+        if (number, link) != (len(links) - 1, links[-1].hex()):
+            line = f"statement {len(links) - 1} is not the one that was written"
+            return links, [f"{line}, or one before it is missing"]
+    return links, []
 
 
-def _other_growths(database: Path, run_id: str) -> Iterator[str]:
-    """Yield what is wrong with the growths of an open run, which a resume follows."""
-    try:
-        with _opened(database) as db:
-            rows = db.execute("SELECT number, growth, link FROM growths ORDER BY 1").fetchall()
-    except sqlite3.Error as error:
-        raise ArchiveError(f"{database} cannot be verified: {error}") from None
-    before = run_id
-    for number, growth, link in rows:
-        if link != link_of(before, number, growth):
-            yield f"growth {number + 1} is not the one that was written"
-            return
-        before = link
+def _other_states(run: Path, found: _Read) -> Iterator[str]:
+    """Yield a line for each state in the directory that is not the one that the run wrote."""
+    for number, stated in sorted(stated_states(found.said).items()):
+        path = state_path(run / "server", number)
+        with suppress(ArchiveNotRead):
+            try:
+                if path.exists():  # the run deletes the older ones
+                    check_stated(path, stated)
+            except ArchiveError as error:
+                yield str(error)
+
+
+def check_newest(run: Path, number: int) -> None:
+    """Compare a run's state after an interaction with its history, where that states it.
+
+    Raises:
+        ArchiveError: it is not the one that the run wrote, or the history was edited.
+    """
+    if not (run / "run.db").is_file():
+        return
+    found = _read(run / "run.db")
+    if found.wrong:
+        raise ArchiveError(f"{run / 'run.db'}: {found.wrong[0]} (fedsrv verify {run})")
+    if stated := stated_states(found.said).get(number):
+        check_stated(state_path(run / "server", number), stated)
 
 
 def _audited(run: Path, said: list[dict[str, Any]]) -> tuple[int, list[str]]:

@@ -11,7 +11,7 @@ from fedpb.failures import failed_by
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity.guard import Guard
 from fedsrv.state.audit import Audit
-from fedsrv.state.ledger import Chain
+from fedsrv.state.chain import Chain
 from fedsrv.state.store import Store
 
 if TYPE_CHECKING:
@@ -97,4 +97,5 @@ class Journal:
         """Return the newest head that is safe on the disk."""
         if self._chain is None:
             return None
-        return rpc.Head(number=self._chain.safe.number, link=self._chain.safe.link)
+        safe = self._chain.safe
+        return rpc.Head(number=safe.number, link=safe.link)

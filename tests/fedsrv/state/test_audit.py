@@ -16,14 +16,14 @@ import fedsrv.cli
 from fedmodels.errors import ArchiveError
 from fedsrv.state import audit as module
 from fedsrv.state.audit import AUDIT, Audit, Broken, Mark, read, warned
-from fedsrv.state.ledger import (
+from fedsrv.state.chain import (
     MAX_PROVEN,
     Head,
     beginning_of,
     continued,
     digest_of,
-    link_of,
     read_head,
+    row_digest,
 )
 from fedsrv.state.store import Store
 from fedsrv.state.verification import verified
@@ -170,49 +170,48 @@ def rows(run: Path, sql: str, *values: Any) -> list[Any]:
         return db.execute(sql, values).fetchall()
 
 
-def relinked(run: Path) -> None:
-    """Change a score of the first record as somebody does who knows how records are linked."""
-    (before,) = rows(run, "SELECT value FROM meta WHERE key = 'run_id'")[0]
-    for n, scored, text, counts, _ in rows(run, "SELECT * FROM interactions ORDER BY 1"):
-        text = text.replace("0.5", "0.9")
-        before = link_of(before, n, scored, text, counts)
-        sql = "UPDATE interactions SET record = ?, link = ? WHERE interaction = ?"
-        rows(run, sql, text, before, n)
+def changed(run: Path) -> None:
+    """Change a score of the first record."""
+    rows(run, "UPDATE interactions SET record = replace(record, '0.5', '0.9')")
 
 
 def restated(run: Path) -> None:
     """Write the statements anew as well, so that everything fits again."""
-    links = dict(rows(run, "SELECT interaction, link FROM interactions"))
+    there = {str(n): row_digest(row) for n, *row in rows(run, "SELECT * FROM interactions")}
     link = beginning_of(rows(run, "SELECT value FROM meta WHERE key = 'run_id'")[0][0])
-    rows(run, "DELETE FROM chain WHERE statement LIKE '%done%'")
-    for i, (number, text) in enumerate(rows(run, "SELECT number, statement FROM chain ORDER BY 1")):
+    for number, text in rows(run, "SELECT number, statement FROM chain ORDER BY 1"):
         facts = json.loads(text)
-        at = facts.get("committed", facts.get("scored"))
-        facts |= {} if at is None else {"link": links[at]}
+        stated = facts.get("rows", {}).get("interactions", {})
+        stated |= {key: there[key] for key, digest in stated.items() if digest}
         text = json.dumps(facts, sort_keys=True)
         link = continued(link, digest_of(text))
-        sql = "UPDATE chain SET number = ?, statement = ?, link = ? WHERE number = ?"
-        rows(run, sql, i + 1, text, link.hex(), number)
+        sql = "UPDATE chain SET statement = ?, link = ? WHERE number = ?"
+        rows(run, sql, text, link.hex(), number)
 
 
 def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
     status, out, _ = typed(monkeypatch, capsys, "verify", run)
     assert status == 0
     kept = out[1].removeprefix("head: ")
-    assert out[0] == f"{run}: 8 statements and 8 lines of audit hold"
+    number = int(kept.partition(":")[0])
+    assert out[0] == f"{run}: {number} statements and 8 lines of audit hold"
     assert typed(monkeypatch, capsys, "verify", run, "--head", kept)[0] == 0
-    relinked(run)
+    changed(run)
     assert verified(run).wrong == [
-        "what is recorded of interactions 1, 2 and 3 is not what the history says",
+        "the record of interaction 1 is not the one that was written",
         "rounds.jsonl and run.db differ in interaction 1; --resume writes the lines anew",
     ]
-    with closing(Store(run, tiny_experiment(), True)):
-        pass  # its own links are right
+    with pytest.raises(ArchiveError, match="the record of interaction 1 is not the one that was w"):
+        Store(run, tiny_experiment(), True)
     restated(run)
+    (line,) = verified(run).wrong
+    assert line.startswith("rounds.jsonl and run.db differ in interaction 1")
+    with closing(Store(run, tiny_experiment(), True)):
+        pass  # everything fits
     assert verified(run).wrong == []
     status, _, err = typed(monkeypatch, capsys, "verify", run, "--head", kept)
     assert status == 1
-    assert "it went on to 8 when the head was kept" in err
+    assert f"the history up to statement {number} is not the one that was kept" in err
     early = Head(2, b"\x00" * 32)
     assert verified(run, early).wrong == [
         "the history up to statement 2 is not the one that was kept"
@@ -229,17 +228,8 @@ def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
 def test_a_record_that_is_gone_is_missed(run):
     rows(run, "DELETE FROM interactions WHERE interaction = 2")
     first, second = verified(run).wrong
-    assert first == "the history tells of interaction 3, and no record does"
+    assert first == "the record of interaction 3 is gone"
     assert second.startswith("rounds.jsonl has 1 more lines than run.db has records: a loss of pow")
-
-
-def test_a_run_without_a_history_begins_one_where_it_is(run):
-    rows(run, "DELETE FROM chain")
-    (run / AUDIT).unlink()
-    with closing(Store(run, tiny_experiment(), True)) as store:
-        assert store.evidence.chain.last["taken_up"] == 2
-        store.commit(record(3), state(3), None)
-    assert verified(run).wrong == []
 
 
 def test_others_are_told_what_is_safe_and_proved_what_follows(run):
@@ -259,7 +249,7 @@ def test_others_are_told_what_is_safe_and_proved_what_follows(run):
 
 @pytest.mark.parametrize("most", [1, 2])
 def test_a_long_proof_comes_in_parts(run, monkeypatch, most):
-    monkeypatch.setattr("fedsrv.state.ledger.MAX_PROVEN", most)
+    monkeypatch.setattr("fedsrv.state.chain.MAX_PROVEN", most)
     with closing(Store(run, tiny_experiment(), True)) as store:
         at, digests = store.evidence.chain.since(1)
         link = at.link

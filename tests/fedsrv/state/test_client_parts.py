@@ -169,7 +169,7 @@ def test_parts_of_a_commit_that_never_was(opened):
 def test_sync_reaches_parts_of_skipped_interactions(opened, monkeypatch):
     """The syncing thread asks for the newest interaction only."""
     store, synced = opened(resume=False), []
-    monkeypatch.setattr("fedsrv.state.state_files.sync_path", lambda path: synced.append(path.name))
+    monkeypatch.setattr("fedsrv.state.store.sync_path", lambda path: synced.append(path.name))
     kept = client(1, g3=1)
     commit(store, 0, state({0: kept}))
     commit(store, 1, state({0: kept, 1: client(3)}))

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from fedmodels.errors import ArchiveError, FedtideError, RunFailed
 from fedsrv.cli import app
 from fedsrv.coordinator import write_facts
+from fedsrv.state.ledger import Ledger
 from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
@@ -95,7 +96,6 @@ def test_a_damaged_database_is_no_new_run(run, harm):
         "UPDATE interactions SET scored = 0 WHERE interaction = 2",
         "UPDATE interactions SET counts = 'x' WHERE interaction = 2",
         "UPDATE interactions SET record = x'00' WHERE interaction = 2",
-        "DELETE FROM interactions WHERE interaction = 1",
     ],
 )
 def test_an_edited_record_is_noticed(run, statement):
@@ -111,7 +111,7 @@ def test_an_edited_record_is_noticed(run, statement):
         "UPDATE meta SET value = replace(value, '\"seed\": 0', '\"seed\": 1') "
         "WHERE key = 'experiment'",
         "INSERT INTO meta VALUES ('tasks', '[[0, 1]]')",
-        "UPDATE meta SET value = '0' WHERE key = 'seal'",
+        "DELETE FROM meta WHERE key = 'experiment'",
     ],
 )
 def test_an_edited_fact_of_the_run_is_noticed(run, statement):
@@ -122,29 +122,21 @@ def test_an_edited_fact_of_the_run_is_noticed(run, statement):
 @pytest.mark.parametrize("name", ["watermark", "highest", "experiment"])
 @pytest.mark.parametrize("value", ["x", "{", "null", "[" * 100_000])
 def test_a_fact_that_cannot_be_read_is_refused(run, name, value):
-    """Runs of earlier versions have no seal."""
-    edit(run, "DELETE FROM meta WHERE key = 'seal'")
-    edit(run, f"INSERT OR REPLACE INTO meta VALUES ('{name}', '{value}')")
+    with closing(Ledger(run / "run.db", strict=False, new=False)) as ledger:
+        ledger.set_facts(**{name: value})
     refused(run, rf"run\.db is damaged \(its '{name}' cannot be read")
 
 
 @pytest.mark.parametrize("value", ["[[0]]", "[0]", '[["x", 1]]', "[[null, 1]]", '"x"'])
 def test_numbers_of_clients_that_cannot_be_read_are_refused(run, value):
-    edit(run, "DELETE FROM meta WHERE key = 'seal'")
-    edit(run, f"INSERT OR REPLACE INTO meta VALUES ('tasks', '{value}')")
+    with closing(Ledger(run / "run.db", strict=False, new=False)) as ledger:
+        ledger.set_facts(tasks=value)
     store = Store(run, EXPERIMENT, True)
     try:
         with pytest.raises(ArchiveError, match=r"run\.db is damaged \(its 'tasks' cannot be read"):
             store.fixed("tasks", {0: 1})
     finally:
         store.close()
-
-
-def test_a_run_without_a_seal_gets_one(run):
-    edit(run, "DELETE FROM meta WHERE key = 'seal'")
-    assert opened(run)[1] == 3
-    edit(run, "UPDATE meta SET value = '2' WHERE key = 'watermark'")
-    refused(run, "what it says of the run as a whole")
 
 
 def test_scores_that_came_later_are_part_of_the_chain(tmp_path):
@@ -322,7 +314,7 @@ def test_a_run_without_records_is_neither_whole_nor_recovered(run):
     HARM["no rows"](run)
     (run / "rounds.jsonl").write_text("damaged\n")
     (run / "config.toml").write_text(tomli_w.dumps(EXPERIMENT.to_dict()))
-    refused(run, "it ends with interaction 0, and the states begin with 3.*fedsrv recover")
+    refused(run, "the record of interaction 1 is gone.*fedsrv recover")
     with pytest.raises(ArchiveError, match="no state that can be read has its record"):
         recover(run, print)
 

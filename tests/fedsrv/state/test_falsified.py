@@ -137,9 +137,9 @@ def test_a_run_without_rounds_holds(tmp_path):
 
 def test_a_growth_that_a_resume_would_refuse_does_not_hold(run):
     with closing(sqlite3.connect(run / "run.db")) as db:
-        db.execute("INSERT INTO growths VALUES (0, '{}', 'other')")
+        db.execute("INSERT INTO growths VALUES (0, '{}')")
         db.commit()
-    line = "growth 1 is not the one that was written"
+    line = "growth 1 was never written by the run"
     assert verified(run).wrong == [line]
     with pytest.raises(ArchiveError, match=line):
         Ledger(run / "run.db", strict=True, new=False)

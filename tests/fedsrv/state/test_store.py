@@ -135,7 +135,7 @@ def test_scores_come_later(opened):
 
 def test_an_interaction_is_committed_once(opened):
     store = committed(opened(resume=False), 0)
-    with pytest.raises(Exception, match="UNIQUE"):
+    with pytest.raises(Exception, match="committed already"):
         store.commit(record(0), state(9), None)
 
 
@@ -144,8 +144,11 @@ def test_an_interaction_is_committed_once(opened):
 
 def test_a_state_without_a_record_is_no_commit(opened):
     """The server died between the rename and the record."""
-    store = committed(opened(resume=False), 0, 1)
-    store._db.execute("DELETE FROM interactions WHERE interaction = 1")
+    store = committed(opened(resume=False), 0)
+    with pytest.MonkeyPatch.context() as kill:
+        kill.setattr(store.ledger, "append", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            store.commit(record(1), state(1), None)
     store = opened()
     assert store.committed == 0
     assert files(store) == ["state-00000000.safetensors"]
@@ -375,9 +378,9 @@ def test_rounds_on_a_single_task_may_grow(opened):
 
 def test_clients_are_remembered(opened):
     store = opened(resume=False)
-    store.add_profile(2, "two")
-    store.add_profile(0, "zero")
-    store.add_profile(2, "two again")
+    store.add_profiles({2: "two"})
+    store.add_profiles({0: "zero"})
+    store.add_profiles({2: "two again"})
     assert opened().ledger.profiles() == {0: "zero", 2: "two again"}
 
 
@@ -396,7 +399,7 @@ def test_who_waits_for_the_disk(opened, monkeypatch, durability, waits):
     monkeypatch.setattr(os, "fsync", lambda handle: (synced.append(handle), sync(handle)))
     committed(store, 0)
     assert bool(synced) == waits
-    mode = store._db.execute("PRAGMA synchronous").fetchone()[0]
+    (mode,) = store.owner.run(lambda: store.ledger.db.execute("PRAGMA synchronous").fetchone())
     assert mode == (2 if waits else 1)
 
 

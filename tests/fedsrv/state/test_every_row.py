@@ -1,0 +1,272 @@
+"""Every row of run.db, and every state, is the one that the run's history states."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedtide
+from fedmodels.errors import ArchiveError
+from fedmodels.tensors.archive import load_named, save_named
+from fedmodels.tensors.bundle import Bundle
+from fedsrv.state.backup import backup, restore
+from fedsrv.state.chain import Head
+from fedsrv.state.earlier_ledger import link_of, seal_of
+from fedsrv.state.ledger import Ledger
+from fedsrv.state.rows import KEYS, TABLES
+from fedsrv.state.store import Store
+from fedsrv.state.verification import verified
+from tests.conftest import tiny_experiment
+from tests.fedsrv.state.test_store import committed, record, state
+
+EXPERIMENT = tiny_experiment(server={"max_rollback": 9})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Head]:
+    """A run with rows in each table, and the head that others kept of it."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    with closing(Store(run, EXPERIMENT, False)) as store:
+        store.add_profiles({0: '{"client": 0}', 1: '{"client": 1}'})
+        store.grow({"interaction": 0, "tasks": []})
+        store.commit(record(0), state(0), '[["counts"]]')
+        store.add_scores(record(0, metrics={"a_glo": 0.5}))
+        committed(store, 1, 2, 3)
+        store.start_over(1)
+        store.set_aside({2: "an operator excluded it"})
+        store.roll_back(1)
+    return run, verified(run).head
+
+
+@pytest.fixture
+def run(whole: tuple[Path, Head], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole[0], tmp_path / "run"))
+
+
+def edit(run: Path, sql: str, *values: Any) -> None:
+    with closing(sqlite3.connect(run / "run.db", isolation_level=None)) as db:
+        assert db.execute(sql, values).rowcount != 0
+
+
+def told(run: Path, head: Head) -> list[str]:
+    """Return what verify says of a database that a resume refuses as well."""
+    try:
+        wrong = verified(run, head).wrong
+    except ArchiveError as error:
+        wrong = [str(error)]
+    if wrong:
+        with pytest.raises(ArchiveError, match="is damaged"):
+            Ledger(run / "run.db", strict=False, new=False)
+    return wrong
+
+
+def columns() -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(":memory:")) as db:
+        for table, text in TABLES.items():
+            db.execute(f"CREATE TABLE {table} ({text})")
+        return [
+            (table, name)
+            for table in TABLES
+            for _, name, *_ in db.execute(f"PRAGMA table_info({table})")
+        ]
+
+
+def test_a_run_that_nobody_edited_holds(run, whole):
+    assert told(run, whole[1]) == []
+
+
+@pytest.mark.parametrize(("table", "column"), columns())
+def test_an_edit_of_each_column_of_each_table_is_told(run, whole, table, column):
+    key = next(iter(KEYS.values())) if table not in KEYS else KEYS[table]
+    key = "number" if table == "chain" else key
+    with closing(sqlite3.connect(run / "run.db")) as db:
+        rows = db.execute(f"SELECT {key}, {column} FROM {table} ORDER BY 1").fetchall()
+    assert rows, "there is something to edit"
+    for at, value in rows:
+        other = value + 1000 if isinstance(value, int) else f"{value} "
+        edit(run, f"UPDATE {table} SET {column} = ? WHERE {key} = ?", other, at)
+        assert told(run, whole[1]), f"{column} of {at}"
+        at = other if column == key else at
+        edit(run, f"UPDATE {table} SET {column} = ? WHERE {key} = ?", value, at)
+    assert told(run, whole[1]) == []
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_row_that_is_gone_is_told(run, whole, table):
+    edit(run, f"DELETE FROM {table} WHERE rowid = (SELECT MAX(rowid) FROM {table})")
+    if table == "chain":  # a loss of power may take the newest statements: a kept head tells
+        (line,) = verified(run, whole[1]).wrong
+        assert "when the head was kept" in line
+    else:
+        assert told(run, whole[1])
+
+
+FORGED = {
+    "growth": "INSERT INTO growths VALUES (1, '{}')",
+    "client": "INSERT INTO clients VALUES (7, '{}')",
+    "start": "INSERT INTO started_over VALUES (0, 3)",
+    "fact": "INSERT INTO meta VALUES ('tasks', '[]')",
+    "undone": "INSERT INTO undone VALUES (9, 1, '{}', '')",
+    "type": "UPDATE interactions SET record = CAST(record AS BLOB)",
+    "trigger": "CREATE TRIGGER t AFTER INSERT ON interactions BEGIN DELETE FROM clients; END",
+    "table": "CREATE TABLE more (key TEXT)",
+    "version": "PRAGMA user_version = 2",
+}
+
+
+def test_a_form_whose_rows_nothing_covers_is_taken_for_an_edit(run, whole):
+    """The tables of the version before, with links that fit: that version stated no rows."""
+    edit(run, "PRAGMA user_version = 2")
+    for table in ("interactions", "undone", "growths"):
+        edit(run, f"DELETE FROM {table}")
+        edit(run, f"ALTER TABLE {table} ADD COLUMN link TEXT")
+    edit(run, "ALTER TABLE undone ADD COLUMN before TEXT")
+    assert "it was put into the form of an earlier version" in verified(run, whole[1]).wrong
+    with pytest.raises(ArchiveError, match="it was put into the form of an earlier version"):
+        Ledger(run / "run.db", strict=False, new=False)
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_what_the_run_never_wrote_is_told(run, whole, what):
+    edit(run, FORGED[what])
+    assert told(run, whole[1])
+
+
+def test_a_statement_tells_nothing_of_what_can_be_guessed(run):
+    """Who knows the digests cannot check a guess at who started over: each has its own salt."""
+    with closing(sqlite3.connect(run / "run.db")) as db:
+        salts = [json.loads(text)["salt"] for (text,) in db.execute("SELECT statement FROM chain")]
+    assert len({*salts}) == len(salts)
+    assert {len(salt) for salt in salts} == {32}
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def negated(path: Path) -> None:
+    """Replace the tensors of a file by their negatives, with a checksum that fits."""
+    named, header = load_named(path)
+    changed = {
+        name: Bundle(weights={k: -t.clone() for k, t in bundle.weights.items()})
+        for name, bundle in named.items()
+    }
+    save_named(path, {**named, **changed}, header)
+
+
+def test_a_state_that_was_replaced_is_told_and_computed_again(run, whole):
+    path = run / "server" / "state-00000001.safetensors"
+    negated(path)
+    (line,) = verified(run, whole[1]).wrong
+    assert line.startswith(f"{path} is not the state that the run wrote")
+    with pytest.raises(ArchiveError, match=r"no whole copy .* is not the state that the run wrote"):
+        backup(run, run.with_name("copy"))
+    with closing(Store(run, EXPERIMENT, True)) as store:
+        assert store.committed == 0, "what follows from it is computed again"
+        assert not store.has_state(1)
+
+
+def test_a_part_that_was_replaced_is_told(run, whole):
+    (path,) = (run / "server").glob("part-clients-4-00000001*")
+    _, header = load_named(path)
+    save_named(path, {"": Bundle(scalars={"s": 9.0})}, header)
+    assert verified(run, whole[1]).wrong == [f"{path} is not what the run wrote"]
+    with closing(Store(run, EXPERIMENT, True)) as store:
+        assert store.committed == 0
+
+
+CONFIG = {
+    "data": {"name": "digits", "max_per_class": 8, "max_test_per_class": 2},
+    "scenario": {"kind": "iid"},
+    "net": {"name": "mlp", "hidden": [4]},
+    "method": {"name": "fedavg"},
+    "schedule": {"clients": 2, "rounds": 2},
+    "evaluate": {"pictures": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ended") / "run"
+    fedtide.run(CONFIG, out=out, backend="inprocess")
+    return out
+
+
+def test_a_replaced_model_is_neither_exported_nor_copied(ended, tmp_path):
+    run = Path(shutil.copytree(ended, tmp_path / "run"))
+    fedtide.Run(run).global_model()
+    backup(run, tmp_path / "copy")
+    negated(run / "server" / "state-00000001.safetensors")
+    with pytest.raises(ArchiveError, match="is not the state that the run wrote"):
+        fedtide.Run(run).global_model()
+    negated(tmp_path / "copy" / "server" / "state-00000001.safetensors")
+    with pytest.raises(ArchiveError, match="is not the state that the run wrote"):
+        restore(tmp_path / "copy", tmp_path / "again")
+
+
+@pytest.mark.parametrize("name", ["data.json", "lineage.json"])
+def test_an_edited_file_beside_the_run_is_told(ended, tmp_path, name):
+    run = Path(shutil.copytree(ended, tmp_path / "run"))
+    assert verified(run).wrong == []
+    (run / name).write_text((run / name).read_text().replace("0", "1", 1))
+    (line,) = verified(run).wrong
+    assert line.startswith(f"{name} is not what the run wrote")
+
+
+# --- runs of the version before -------------------------------------------------------------------
+
+
+STORED = Path(__file__).with_name("run_of_format_2.tar.gz")
+"""Two runs that version 0.2 wrote, before statements covered every row: fedrep, and an open run."""
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    with tarfile.open(STORED) as packed:
+        packed.extractall(tmp_path, filter="data")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["old-closed", "old-open"])
+def test_a_run_of_the_version_before_verifies_and_goes_on(stored, name):
+    run = stored / name
+    before = verified(run)
+    assert before.wrong == []
+    if name == "old-closed":
+        fedtide.Run(run).extend(1, backend="inprocess")
+        assert fedtide.Run(run).record.rounds == 3
+    else:
+        Ledger(run / "run.db", strict=False, new=False).close()
+    after = verified(run, before.head)
+    assert after.wrong == []
+    assert after.head.number > before.head.number
+    edit(run, "UPDATE clients SET client_json = client_json || ' ' WHERE id = 0")
+    assert verified(run).wrong == ["the description of client 0 is not the one that was written"]
+
+
+OLD = {
+    "record": "UPDATE interactions SET record = record || ' ' WHERE interaction = 1",
+    "gone": "DELETE FROM interactions WHERE interaction = 3",
+    "fact": "UPDATE meta SET value = '9' WHERE key = 'watermark'",
+    "growth": "UPDATE growths SET growth = growth || ' '",
+}
+
+
+@pytest.mark.parametrize("what", OLD)
+def test_an_edit_of_such_a_run_is_told_as_that_version_told_it(stored, what):
+    run = stored / ("old-open" if what == "growth" else "old-closed")
+    edit(run, OLD[what])
+    assert verified(run).wrong
+    with pytest.raises(ArchiveError, match="is damaged"):
+        Ledger(run / "run.db", strict=False, new=False)
+
+
+def test_hashes_of_that_version():
+    assert seal_of({"a": "1", "seal": "x"}) == seal_of({"a": "1"})
+    assert link_of("run", 0, 1, "{}", "") != link_of("run", 1, 1, "{}", "")
