@@ -23,7 +23,7 @@ from fedmodels.training.asked import global_weights
 from fedmodels.training.run import RunFacts
 from fedsrv.state.run_directory import reading, state_numbers
 from fedsrv.state.run_record import RunRecord, read_run
-from fedsrv.state.verification import check_newest
+from fedsrv.state.stated import check_state
 
 READS = 10
 """How often a run that goes on is read until its newest record and that one's state are there."""
@@ -101,7 +101,7 @@ def _newest(run: Path) -> tuple[RunRecord, Bundle]:
             raise ArchiveError(f"{run} holds no committed state of the server")
         try:
             file = run / "server" / f"state-{number or 0:08d}.safetensors"
-            check_newest(run, number or 0)
+            check_state(run, number or 0)
             return record, load_named(file)[0].get("common", Bundle())  # none of "local"
         except ArchiveError:
             if file.exists() or not left:

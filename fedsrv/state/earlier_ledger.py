@@ -13,9 +13,8 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedsrv.state.rows import TABLES
+from fedsrv.state.rows import FORMAT, TABLES
 
-FORMAT = 2
 SEAL = "seal"
 _COLUMNS = "interaction, scored, record, counts"
 _REBUILT = {"interactions": _COLUMNS, "undone": _COLUMNS, "growths": "number, growth"}
@@ -79,7 +78,7 @@ def take_over(db: sqlite3.Connection) -> None:
         db.execute(f"INSERT INTO {table} SELECT {columns} FROM earlier")
         db.execute("DROP TABLE earlier")
     db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))
-    db.execute("PRAGMA user_version = 3")
+    db.execute(f"PRAGMA user_version = {FORMAT}")
 
 
 def seal_of(facts: Mapping[str, str]) -> str:

@@ -24,11 +24,10 @@ from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
 from fedmodels.position import NONE_YET, Interaction
-from fedsrv.state import earlier_ledger
 from fedsrv.state.chain import Chain, Key, row_digest, stated_file, stated_states, statement_of
 from fedsrv.state.owner import Owner, owned
 from fedsrv.state.record import Record
-from fedsrv.state.rows import FORMAT, KEYS, TABLES, edited, rows_in
+from fedsrv.state.rows import EARLIER, FORMAT, KEYS, TABLES, edited, rows_in
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
@@ -150,7 +149,7 @@ class Ledger:
 
     def _check_format(self) -> None:
         found = int(self.db.execute("PRAGMA user_version").fetchone()[0])
-        if found in (FORMAT, earlier_ledger.FORMAT) or not self._tables():
+        if found in (FORMAT, EARLIER) or not self._tables():
             return
         age = "an earlier" if found < FORMAT else "a later"
         raise ArchiveError(
@@ -176,7 +175,7 @@ class Ledger:
         except ValueError as error:
             why = f"statement {error} of its history is not the one that was written"
             raise self.damaged(why) from None
-        if int(self.db.execute("PRAGMA user_version").fetchone()[0]) == earlier_ledger.FORMAT:
+        if int(self.db.execute("PRAGMA user_version").fetchone()[0]) == EARLIER:
             self._take_over()
         said = self._statements()
         if wrong := next(edited(self.db, said), ""):
@@ -196,12 +195,14 @@ class Ledger:
 
     def _take_over(self) -> None:
         """Take up a file of the version before, whose rows no statement covers yet."""
+        from fedsrv.state import earlier_ledger
+
         if wrong := next(earlier_ledger.edited(self.db, self.run_id), ""):
             raise self.damaged(wrong)
         with self.transaction():
             earlier_ledger.take_over(self.db)
             digests = {t: {k: row_digest(row) for k, *row in rows_in(self.db, t)} for t in KEYS}
-            said = statement_of({"taken_over": earlier_ledger.FORMAT}, digests)
+            said = statement_of({"taken_over": EARLIER}, digests)
             self.chain.say(said)
         self.chain.said(said)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from fedsrv.state.chain import row_digest, stated_rows
 
-FORMAT = 3
+FORMAT, EARLIER = 3, 2
+"""The form of a file, and that of the version before, which is taken up."""
 _ROW = """interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
     counts TEXT NOT NULL"""
 TABLES = {

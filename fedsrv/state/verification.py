@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from typing import Any
 from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import sha256_of
 from fedmodels.printable import printable
-from fedsrv.state import earlier_ledger, rows
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
-from fedsrv.state.chain import Head, beginning_of, continued, digest_of, stated_states
+from fedsrv.state.chain import Head, stated_states
 from fedsrv.state.state_files import check_stated, state_path
+from fedsrv.state.stated import History, Rows, opened, read_history
 
 STATED = ("config.toml", "data.json", "lineage.json", "summary.json")
 """The files whose sha256 a run states."""
@@ -30,11 +30,6 @@ MAX_NAMED = 5
 ANEW = "--resume writes the lines anew"
 Records = Mapping[int, Mapping[str, Any]]
 """What was recorded of each interaction."""
-
-
-def _opened(database: Path) -> closing[sqlite3.Connection]:
-    """Open a database to read it alone."""
-    return closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True))
 
 
 def differences(run: Path) -> list[str]:
@@ -48,7 +43,7 @@ def differences(run: Path) -> list[str]:
         return []
     told = _lines_of(run / "rounds.jsonl")  # first: a run under way commits, then writes the line
     try:
-        with _opened(database) as db:
+        with opened(database) as db:
             rows = db.execute("SELECT interaction, record, scored FROM interactions ORDER BY 1")
             held = {int(n): (json.loads(record), bool(scored)) for n, record, scored in rows}
             undone = {int(n) for (n,) in db.execute("SELECT interaction FROM undone")}
@@ -122,9 +117,6 @@ def named(what: str, numbers: Collection[int]) -> str:
     return f"{what}s {', '.join(shown[: min(len(shown), MAX_NAMED) - 1])} and {last}"
 
 
-Rows = list[tuple[Any, ...]]
-
-
 @dataclass(frozen=True)
 class Verified:
     """What was found of a run directory."""
@@ -143,7 +135,7 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     Raises:
         ArchiveError: there is no database that can be read.
     """
-    found = _read(run / "run.db")
+    found = read_history(run / "run.db")
     wrong, links = [*found.wrong], found.links
     head = Head(len(links) - 1, links[-1])
     if kept is not None and kept.number > head.number:
@@ -197,7 +189,7 @@ def falsified(run: Path) -> list[str]:
 def _misread(run: Path) -> list[str]:
     told = _whole_lines(run / "rounds.jsonl")
     files = {name: _sha256_of(run / name) for name in STATED}
-    read = _read(run / "run.db")
+    read = read_history(run / "run.db")
     found = (_other_than_stated(name, digest, read.said) for name, digest in files.items())
     return [*filter(None, found), *_other_lines(told, read.records, read.said)]
 
@@ -250,59 +242,7 @@ def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> 
         )
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What a database tells of its run, at one moment."""
-
-    records: Rows
-    said: list[dict[str, Any]]
-    """Its statements."""
-    links: list[bytes]
-    """The link before the first one, and after each up to the first that was changed."""
-    wrong: list[str]
-    """What does not fit in the database, a line each."""
-
-
-def _read(database: Path) -> _Read:
-    """Read a database, and compare its rows with its statements.
-
-    Raises:
-        ArchiveError: there is none that can be read.
-    """
-    if not database.is_file():
-        raise ArchiveError(f"{database.parent} holds no run.db: it is no run directory")
-    try:
-        with _opened(database) as db:
-            db.execute("BEGIN")  # a run under way commits meanwhile
-            (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
-            (version,) = db.execute("PRAGMA user_version").fetchone()
-            columns = "interaction, scored, record"
-            records = db.execute(f"SELECT {columns} FROM interactions ORDER BY 1").fetchall()
-            query = "SELECT number, statement, link FROM chain ORDER BY number"
-            statements = db.execute(query).fetchall()
-            said = [json.loads(text) for _, text, _ in statements]
-            links, wrong = _links(str(run_id), statements)
-            if version == earlier_ledger.FORMAT:
-                wrong += earlier_ledger.edited(db, str(run_id))
-            else:
-                wrong += rows.edited(db, said)
-    except (sqlite3.Error, TypeError, ValueError) as error:
-        raise ArchiveError(f"{database} cannot be verified: {error}") from None
-    return _Read(records, said, links, wrong)
-
-
-def _links(run_id: str, statements: Rows) -> tuple[list[bytes], list[str]]:
-    """Return the links of a chain as they have to be, and a line where one is not."""
-    links = [beginning_of(run_id)]
-    for number, text, link in statements:
-        links.append(continued(links[-1], digest_of(text)))
-        if (number, link) != (len(links) - 1, links[-1].hex()):
-            line = f"statement {len(links) - 1} is not the one that was written"
-            return links, [f"{line}, or one before it is missing"]
-    return links, []
-
-
-def _other_states(run: Path, found: _Read) -> Iterator[str]:
+def _other_states(run: Path, found: History) -> Iterator[str]:
     """Yield a line for each state in the directory that is not the one that the run wrote."""
     for number, stated in sorted(stated_states(found.said).items()):
         path = state_path(run / "server", number)
@@ -312,21 +252,6 @@ def _other_states(run: Path, found: _Read) -> Iterator[str]:
                     check_stated(path, stated)
             except ArchiveError as error:
                 yield str(error)
-
-
-def check_newest(run: Path, number: int) -> None:
-    """Compare a run's state after an interaction with its history, where that states it.
-
-    Raises:
-        ArchiveError: it is not the one that the run wrote, or the history was edited.
-    """
-    if not (run / "run.db").is_file():
-        return
-    found = _read(run / "run.db")
-    if found.wrong:
-        raise ArchiveError(f"{run / 'run.db'}: {found.wrong[0]} (fedsrv verify {run})")
-    if stated := stated_states(found.said).get(number):
-        check_stated(state_path(run / "server", number), stated)
 
 
 def _audited(run: Path, said: list[dict[str, Any]]) -> tuple[int, list[str]]:

@@ -216,7 +216,7 @@ def sync_at_once(syncer, interaction):
     """Sync a commit before the run goes on; the thread that does it lags behind on a slow disk."""
     if interaction >= 0:
         syncer._sync(interaction)
-    syncer.durable = interaction
+    syncer._durable = interaction
 
 
 def test_a_state_stays_as_long_as_an_order_of_it_is_under_way(late, digits, tmp_path, monkeypatch):
