@@ -81,13 +81,16 @@ class StateDirectory:
         self._classes: tuple[int, int | None] = (-1, None)
         """Interaction and number of classes of the state that was loaded or saved last."""
         self._secret: Secret | None = None
+        self._syncing_one = threading.Lock()
+        """Guards the three values that follow, between this thread and the one that syncs."""
         self._durable = -1
         self._newest = max(self.versions(), default=-1)
         """The last state that counts, or may; later ones are of commits that were rolled back."""
-        self._syncing_one = threading.Lock()
+        self._unsynced: dict[int, object] = {}
+        """What stands for each state since it was written last, until that is safe."""
         self._drop_unusable()
         for version in self.versions():  # an earlier process may have died before its sync
-            _SYNCER.want(partial(self._sync_state, version))
+            self._sync_soon(version, self._written(version))
 
     def _drop_unusable(self) -> None:
         """Remove what a crash or a power loss left: cut writes and damaged states.
@@ -148,7 +151,8 @@ class StateDirectory:
     @property
     def durable(self) -> int:
         """Return the newest state that is safe on the disk; -1 for none."""
-        return self._durable
+        with self._syncing_one:
+            return self._durable
 
     def load(self, base: int, initial: Bundle) -> Bundle:
         """Return the state after ``base``, or ``initial`` for -1; ArchiveError if it is damaged."""
@@ -176,10 +180,22 @@ class StateDirectory:
         facts = {"interaction": str(interaction)}
         if self.classes is not None:
             facts[CLASSES] = str(self.classes)
+        written = self._written(interaction)
         save(self.path / _NAME.format(interaction), state, facts)
         self._cached, self._classes = (interaction, state), (interaction, self.classes)
-        self._newest = interaction
-        _SYNCER.want(partial(self._sync_state, interaction))
+        with self._syncing_one:
+            self._newest = interaction
+        self._sync_soon(interaction, written)
+
+    def _written(self, version: int) -> object:
+        """Return what stands for a state from now on: a sync that began before counts no more."""
+        fresh = object()
+        with self._syncing_one:
+            self._unsynced[version] = fresh
+        return fresh
+
+    def _sync_soon(self, version: int, written: object) -> None:
+        _SYNCER.want(partial(self._sync_state, version, written))
 
     def held_bytes(self) -> int:
         """Return the bytes of the state that is in memory."""
@@ -240,11 +256,15 @@ class StateDirectory:
         if same_as is None or not linked(same_as, self.path / PERSONAL):
             save(self.path / PERSONAL, weights, description, fsync=True)
 
-    def _sync_state(self, version: int) -> None:
+    def _sync_state(self, version: int, written: object) -> None:
+        """Make a state safe; it counts unless the run went back, or it was written again since."""
         synced = self._sync(self.path / _NAME.format(version))
-        with self._syncing_one:  # the run may have been rolled back meanwhile
+        with self._syncing_one:
+            if self._unsynced.get(version) is not written:
+                return
+            del self._unsynced[version]
             if synced and version <= self._newest:
-                self._durable = version
+                self._durable = max(self._durable, version)
 
     def _sync(self, path: Path) -> bool:
         try:

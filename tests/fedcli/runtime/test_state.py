@@ -109,6 +109,33 @@ def test_a_sync_that_ends_after_a_roll_back_makes_nothing_safe(tmp_path, monkeyp
     assert states.load(4, INITIAL) is not INITIAL
 
 
+def test_a_sync_of_a_state_that_was_replayed_makes_the_new_one_not_safe(tmp_path, monkeypatch):
+    """The run went back to 3 while the state of 4 was synced, and 4 was trained again since."""
+    begun, go_on, again = threading.Event(), threading.Event(), threading.Event()
+    asked = []
+
+    def slow(self, path):
+        asked.append(path.name)
+        if path.name.endswith("04.safetensors"):
+            if asked.count(path.name) == 1:
+                begun.set()
+                go_on.wait(30)
+            else:
+                again.wait(30)
+        return True
+
+    monkeypatch.setattr(StateDirectory, "_sync", slow)
+    states = saved(tmp_path, 3, 4)
+    begun.wait(30)
+    states.load(3, INITIAL)
+    states.save(4, private(4.5))
+    go_on.set()
+    wait_for(lambda: len(asked) == 3)
+    assert states.durable == 3, "what is in the file now was not synced"
+    again.set()
+    wait_for(lambda: states.durable == 4)
+
+
 def test_a_disk_that_fails_to_sync_makes_nothing_safe(tmp_path, monkeypatch, caplog):
     def fails(handle):
         raise OSError(5, "Input/output error")
