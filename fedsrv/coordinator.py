@@ -48,6 +48,7 @@ from fedsrv.transport.spool import Spool
 
 if TYPE_CHECKING:
     from fedpb.peer_certificates import PeerCertificates
+    from fedpb.revocation import RevocationList
     from fedsrv.identity.tls import Credentials
 
 log = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class Listen:
     """Makes what checks who calls."""
     peers: PeerCertificates | None = None
     """Checks what clients show one another; None where they show nothing."""
+    revoked: RevocationList | None = None
+    """The certificates that are revoked; None where nobody shows one."""
 
     def at(self, port: int) -> str:
         """Return the address by which clients reach a server, once its port is known."""
@@ -107,7 +110,7 @@ class Listen:
         peers, revoked = peers_of(client_ca, crl)
         files = ((cert, "--tls-cert"), (client_ca, "--tls-client-ca"))
         guard = partial(CertificateGuard, revoked, files)
-        return cls(address, credentials, True, insecure, guard, peers)
+        return cls(address, credentials, True, insecure, guard, peers, revoked)
 
     def caveats(self) -> list[str]:
         """Return what a user may not mean: TLS that says who the server is, and nobody else."""
@@ -179,6 +182,8 @@ def serve(
         began = stack.enter_context(beginning(out))
         store = Store(out, experiment, resume)
         stack.callback(store.close)
+        if listen.revoked is not None:
+            listen.revoked.kept_by(store.revocations, store.keep_revocations)
         forgotten = set_aside(store, without, forgets)
         events = EventLog()
         store.expect("config.toml", config_text(experiment))

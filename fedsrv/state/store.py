@@ -476,6 +476,15 @@ class Store:
         except (TypeError, ValueError):
             raise self.ledger.damaged(f"its {name!r} cannot be read") from None
 
+    def revocations(self) -> dict[str, Any]:
+        """Return how new the lists of revoked certificates were that the run saw last."""
+        return self.ledger.fact("revocations", dict) or {}
+
+    def keep_revocations(self, marks: Mapping[str, tuple[int, float]]) -> None:
+        """Remember how new the lists of revoked certificates are."""
+        with writing(self.path):
+            self.ledger.set_facts(revocations=json.dumps(marks, sort_keys=True))
+
     # --- files ------------------------------------------------------------------------------------
 
     def _reconcile_files(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -20,6 +21,8 @@ REVOKED = "crl.pem"
 """How the list is called beside its authority."""
 SOON = timedelta(days=7)
 """Warnings begin this long before the next list is due."""
+Marks = dict[str, tuple[int, float]]
+"""By the fingerprint of an authority: the number of its list, and when that was made."""
 _BLOCK = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 log = logging.getLogger(__name__)
 
@@ -67,8 +70,9 @@ class RevocationList:
     """The revoked certificates of some authorities; follows the changes of its file.
 
     A file that is damaged, gone, or older than the one before revokes nothing anew, and what was
-    revoked before stays so. How new the newest list was stands in a file beside it, so that an
-    older one is noticed after a restart as well. A list whose successor is overdue still counts,
+    revoked before stays so. How new the newest list was stands in a file beside it, and where else
+    its owner keeps it (:meth:`kept_by`), so that an older one, or none, is noticed after a restart
+    as well. A list whose successor is overdue still counts,
     with a warning: it lacks what was revoked since, and to refuse everybody would help whoever
     keeps the successor away.
     """
@@ -97,10 +101,39 @@ class RevocationList:
         self._newest = path.with_name(f".{path.name}.newest")
         self._lists: dict[str, _List] = {}
         """By the fingerprint of the authority."""
+        self._read_kept: Callable[[], Mapping[str, Any]] = dict
+        self._keep: Callable[[Marks], None] = lambda marks: None
         self._seen: tuple[int, ...] | None = None
         if must_exist or path.exists():
             self._seen = self._state()
             self._read()
+        else:
+            self._check_never_here()
+
+    def kept_by(self, read: Callable[[], Mapping[str, Any]], keep: Callable[[Marks], None]) -> None:
+        """Let how new the newest lists were be kept in another place as well.
+
+        Whoever can change the directory of the list could remove the note beside it.
+
+        Args:
+            read: returns what was kept last; empty before that.
+            keep: keeps it.
+
+        Raises:
+            ConfigError: the list is older than one that was here before, or is gone.
+        """
+        self._read_kept, self._keep = read, keep
+        if self._lists:
+            self._read()
+        else:
+            self._check_never_here()
+
+    def _check_never_here(self) -> None:
+        if self._known():
+            raise ConfigError(
+                f"{self._what} is gone, and was here before: bring the newest list of the "
+                "authority (fedsrv certs crl)"
+            )
 
     def _state(self) -> tuple[int, ...] | None:
         """Return what tells versions of the file apart; None where there is none."""
@@ -139,19 +172,27 @@ class RevocationList:
                     f"before (number {newest[0]}): bring the newest one of the authority"
                 )
         self._lists |= found
-        self._remember(known | {signer: one.mark for signer, one in found.items()}, known)
+        self._remember(known | {signer: one.mark for signer, one in found.items()})
 
-    def _known(self) -> dict[str, tuple[int, float]]:
+    def _known(self) -> Marks:
         """Return how new the newest list of each authority was here; nothing if that is unknown."""
+        beside, kept = self._noted(), _marks_of(self._read_kept())
+        return {
+            name: max(marks[name] for marks in (beside, kept) if name in marks)
+            for name in {*beside, *kept}
+        }
+
+    def _noted(self) -> Marks:
         try:
-            found = json.loads(self._newest.read_text("utf-8"))
-            return {str(name): (int(mark[0]), float(mark[1])) for name, mark in found.items()}
-        except (OSError, ValueError, TypeError, KeyError, IndexError, AttributeError):
+            return _marks_of(json.loads(self._newest.read_text("utf-8")))
+        except (OSError, ValueError):
             return {}
 
-    def _remember(self, marks: Mapping[str, object], known: Mapping[str, object]) -> None:
+    def _remember(self, marks: Marks) -> None:
         """Store how new the newest lists are, where the directory can be written."""
-        if marks != known:
+        if marks != _marks_of(self._read_kept()):
+            self._keep(marks)
+        if marks != self._noted():
             fresh = self._newest.with_suffix(".tmp")
             with contextlib.suppress(OSError):
                 fresh.write_text(json.dumps(marks), "utf-8")
@@ -191,6 +232,14 @@ class RevocationList:
             f"the successor of {self._what} {since} due on {due:%Y-%m-%d}: this list may lack what "
             "was revoked since; bring the newest one of the authority (fedsrv certs crl)"
         )
+
+
+def _marks_of(found: Any) -> Marks:
+    """Return marks that were kept as JSON; nothing where they cannot be read."""
+    try:
+        return {str(name): (int(mark[0]), float(mark[1])) for name, mark in found.items()}
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return {}
 
 
 def _name_of(authority: x509.Certificate) -> str:

@@ -11,7 +11,7 @@ import pytest
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.run_status import RunStatus
 from fedsrv.state.audit import AUDIT, read
-from fedsrv.state.ledger import Head
+from fedsrv.state.chain import Head
 from fedsrv.state.verification import verified
 from fedsrv.watching import watched
 from tests.conftest import tiny_experiment, undealt

@@ -8,7 +8,7 @@ import pytest
 
 from fedcli.runtime.known_history import HEAD, KnownHistory
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.state.ledger import beginning_of, continued, digest_of
+from fedsrv.state.chain import beginning_of, continued, digest_of
 
 
 def history(run: str, statements: str, known: int) -> rpc.History:

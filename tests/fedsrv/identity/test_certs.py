@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import sys
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,8 @@ from fedsrv.identity import certificates as certs
 from fedsrv.identity.certificate_guard import CertificateGuard
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.guard import Peer
+from fedsrv.state.store import Store
+from tests.conftest import tiny_experiment
 
 
 @pytest.fixture
@@ -434,6 +437,39 @@ def test_an_older_list_replaces_no_newer_one(authority, tmp_path, caplog):
     place.unlink()
     revoke(authority, "7")  # the authority lost its list, and not what it revoked
     assert all(map(load_list(authority).why_refused, serials))
+
+
+def test_a_note_that_is_removed_revokes_nothing_back(authority, tmp_path):
+    """A run keeps the number of the newest list too, in its database, where an edit shows."""
+    serials = [load(certs.issue(authority, who)[0]).serial_number for who in ("7", "8")]
+    place, out = authority / "crl.pem", tmp_path / "run"
+
+    def started(resume):
+        with closing(Store(out, tiny_experiment(), resume)) as store:
+            listed = load_list(authority, must_exist=False)
+            listed.kept_by(store.revocations, store.keep_revocations)
+            return listed
+
+    revoke(authority, "7")
+    older = place.read_bytes()
+    revoke(authority, "8")
+    newer = place.read_bytes()
+    started(resume=False)
+    place.write_bytes(older)
+    (authority / ".crl.pem.newest").unlink()
+    with pytest.raises(
+        ConfigError, match=r"crl\.pem is an older list \(number \d+\) than one that"
+    ):
+        started(resume=True)
+    (authority / ".crl.pem.newest").unlink()
+    place.unlink()
+    with pytest.raises(ConfigError, match=r"crl\.pem is gone, and was here before"):
+        started(resume=True)
+    place.write_bytes(newer)
+    assert started(resume=True).why_refused(serials[1])
+    place.unlink()
+    with pytest.raises(ConfigError, match=r"crl\.pem is gone, and was here before"):
+        load_list(authority, must_exist=False)
 
 
 def test_two_authorities_are_counted_apart(authority, tmp_path):
