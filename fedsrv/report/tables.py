@@ -139,7 +139,7 @@ def write_page(run: RunRecord) -> Path:
     """
     page = run.path / "report.html"
     try:
-        write_html([run], page)
+        write_html([run], page, private=True)
     except Exception as error:  # whatever it is, the run has finished
         if not isinstance(error, OSError):
             log.exception("the page of %s", run.path)
@@ -152,8 +152,16 @@ def write_page(run: RunRecord) -> Path:
     return page
 
 
-def write_html(runs: Sequence[RunRecord], path: Path, further: Sequence[Section] = ()) -> None:
+def write_html(
+    runs: Sequence[RunRecord],
+    path: Path,
+    further: Sequence[Section] = (),
+    *,
+    private: bool = False,
+) -> None:
     """Write one self-contained page about these runs, whole or not at all.
+
+    With ``private`` nobody but its owner may read the file, which tells of single clients.
 
     The path may be one that takes a stream, such as ``/dev/stdout``.
 
@@ -166,4 +174,4 @@ def write_html(runs: Sequence[RunRecord], path: Path, further: Sequence[Section]
     if path.is_char_device() or path.is_fifo():
         path.write_text(text, encoding="utf-8")
     else:
-        write_atomically(path, text)
+        write_atomically(path, text, private=private)

@@ -151,7 +151,7 @@ def _write_all(
     (show or (lambda outcome: say(page(outcome))))(outcome)
     _tabulate(outcome, out)
     if ended:
-        write_html(records, out / "report.html", [section_of(outcome)])
+        write_html(records, out / "report.html", [section_of(outcome)], private=True)
         say(f"report: {out / 'report.html'}")
     return outcome
 

@@ -374,7 +374,7 @@ def results_of(run: Path, place: Path) -> Sequence[Path]:
     Clients' models stay with the clients.
     """
     page, model = place / "report.html", place / GLOBAL
-    write_html([read_run(run)], page)
+    write_html([read_run(run)], page, private=True)
     try:
         global_model(run).save(model)
     except ArchiveError:  # the method has none

@@ -14,12 +14,13 @@ MAX_SHOWN = 100
 """Letters of a value that a line about a config shows."""
 _DIRECTORIES = re.compile(r"""(?<![\w.)\]}/\\-])(?:[A-Za-z]:)?[/\\](?:[^\s/\\:;,'"()]+[/\\])+""")
 """What comes before the last name of an absolute path."""
-_OWNER = re.compile(r"(?<=://)[^\s/?#'\"<>]*@")
-"""User and password in a URL."""
+_OWNER = re.compile(r"(?<=://)(?:[^\s/?#'\"<>]*|[^\s/?#'\"<>:]*:(?!\d{1,5}\s)[^/?#'\"<>]*)@")
+"""User and password in a URL; blanks of a password may not be escaped."""
 _KEYS = re.compile(
-    r"(?i)(?<=[?&;])((?:[\w-]*(?:password|token|secret|api_?key)|pwd)=)[^\s&;'\"<>]+"
+    r"(?i)(?<=[?&;#])(\s*(?:[\w-]*(?:pass|passwd|password|token|secret|credential|api[_-]?key|"
+    r"access[_-]?key|signature)|pwd|sig|auth|key)\s*=)[^&;'\"<>\n]*?(?=$|[&;'\"<>\n]|: |, |\)| \()"
 )
-"""A secret among the parameters of a URL."""
+"""A secret among the parameters of a URL, up to where the parameter or the phrase ends."""
 
 
 def printable(text: str, most: int = MAX_CHARACTERS) -> str:
@@ -43,7 +44,7 @@ def shown(value: object) -> str:
 
 def without_passwords(text: str) -> str:
     """Return a text whose URLs have ``***`` in place of user and password, and of keys."""
-    if "://" not in text:  # most texts
+    if "://" not in text and "=" not in text:  # most texts
         return text
     return _KEYS.sub(r"\1***", _OWNER.sub("***@", text))
 

@@ -24,7 +24,21 @@ def test_controls_are_escaped_and_letters_stay():
             "'https://token@h/' and http://h/?a=1&api_key=k3y&b",
             "'https://***@h/' and http://h/?a=1&api_key=***&b",
         ),
-        ("http://h/?X-Token=k3y;pwd=p w", "http://h/?X-Token=***;pwd=*** w"),
+        ("http://h/?X-Token=k3y;pwd=p w", "http://h/?X-Token=***;pwd=***"),
+        ("no: http://ann:pass word@h/x", "no: http://***@h/x"),
+        ("http://h/?api_key = k3y more: timed out", "http://h/?api_key =***: timed out"),
+        ("http://h/?a=1& api-key=k3y", "http://h/?a=1& api-key=***"),
+        (
+            "retries with url: /x?api_key=k3y (Caused by 1)",
+            "retries with url: /x?api_key=*** (Caused by 1)",
+        ),
+        ("h/x#access_token=k3y", "h/x#access_token=***"),
+        ("h/x?key=k3y, and h:5055/x?sig=k3y", "h/x?key=***, and h:5055/x?sig=***"),
+        (
+            "http://h:5055 is none; ask ann@example.org",
+            "http://h:5055 is none; ask ann@example.org",
+        ),
+        ("lr = 0.1 and monkey=3, a?b = c", "lr = 0.1 and monkey=3, a?b = c"),
         ("ann@example.org at http://h:1/a@b", "ann@example.org at http://h:1/a@b"),
     ],
 )
