@@ -8,10 +8,10 @@ import json
 import re
 import select
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,6 +25,7 @@ from fedcli.parts.together import execute_together
 from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
+from fedsrv.state.ledger import Ledger
 from fedsrv.state.run_directory import launching
 from fedtide import runs
 from fedtide.inprocess import InProcessCohort
@@ -126,11 +127,8 @@ def test_a_run_of_an_earlier_version_goes_on(tmp_path):
     as_it_was = one.experiment.to_dict()
     as_it_was["method"] |= as_it_was["method"].pop("reading")
     (one.path / "config.toml").write_text(tomli_w.dumps(as_it_was))
-    with sqlite3.connect(one.path / "run.db") as ledger:
-        values = (json.dumps(as_it_was), "experiment")
-        assert ledger.execute("UPDATE meta SET value = ? WHERE key = ?", values).rowcount == 1
-        assert ledger.execute("DELETE FROM meta WHERE key = 'seal'").rowcount == 1
-    ledger.close()
+    with closing(Ledger(one.path / "run.db", strict=False, new=False)) as ledger:
+        ledger.set_facts(experiment=json.dumps(as_it_was))
     old = fedtide.open(one.path)
     assert old.experiment == one.experiment
     whole = fedtide.run(
