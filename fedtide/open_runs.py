@@ -7,13 +7,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedtide.runs import Config, Run, experiment_and_place
 
 if TYPE_CHECKING:
     import os
 
+    import numpy as np
+
     from fedcli.data.store.growing import Added
+    from fedtide.models import TrainedModel
 
 
 def open_run(
@@ -134,6 +137,37 @@ class OpenRun:
         with suppress(RunPaused):
             self._go_on("pause")
         self._forgets = False
+
+    def metrics(self) -> Any:
+        """Return one row for each interaction so far, as :meth:`fedtide.Run.metrics`."""
+        return Run(self.path).metrics()
+
+    def personal_model(self, client: int) -> TrainedModel:
+        """Return the deployed model of a client, which ``[deploy]`` keeps while the run goes on.
+
+        Raises:
+            DataError: the client has none; the line says what to do.
+        """
+        from fedcli.runtime.deployed import Deployed
+        from fedtide.models import TrainedModel
+
+        file = Deployed(self.path / "clients" / str(client)).current
+        if file.exists():
+            return TrainedModel.load(file)
+        raise DataError(
+            f"client {client} has no deployed model yet: learn() with a [deploy] table in the "
+            "config makes one, and close() stores everybody's final models"
+        )
+
+    def predict(self, client: int, inputs: Any) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the class (n,) that a client's deployed model gives each raw input.
+
+        Inputs are ``(n, *input_shape)``.
+
+        Raises:
+            DataError: as :meth:`personal_model`.
+        """
+        return self.personal_model(client).predict(inputs)
 
     def close(self) -> Run:
         """Train all rounds that are due, and end the run: clients store their final models.

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedtide
@@ -68,3 +69,23 @@ def test_what_cannot_be_is_refused_in_a_line(months, tmp_path):
         run.add_task(2, months / "march")
     with pytest.raises(DataError, match="has no task 9: it has "):
         run.drop_task(0, 9)
+
+
+def test_a_run_that_goes_on_shows_its_figures_and_deployed_models(tmp_path):
+    """Both were there after close() alone."""
+    tables = {
+        "data": {"name": "digits", "max_per_class": 20},
+        "scenario": {"kind": "iid", "tasks": 1},
+        "net": {"name": "mlp", "hidden": [8]},
+        "method": {"name": "fedavg"},
+        "schedule": {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2},
+    }
+    run = fedtide.open_run(tables, {"deploy": {}}, out=tmp_path / "run")
+    with pytest.raises(DataError, match=r"client 0 has no deployed model yet: learn\(\) with a"):
+        run.personal_model(0)
+    run.learn()
+    assert len(run.metrics()["interaction"]) == 1
+    inputs = np.zeros((3, *run.personal_model(0).facts.input_shape), np.float32)
+    given = run.predict(0, inputs)
+    assert given.tolist() == run.personal_model(0).predict(inputs).tolist()
+    run.close()
