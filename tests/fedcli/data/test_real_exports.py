@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedcli.data import archives
+from fedcli.data import archives, settled
 from fedcli.data.folders import BOOKS
 from fedcli.data.image_files import read_image
 from fedcli.data.own.tables import NothingNew
@@ -468,6 +468,8 @@ def test_a_death_beside_a_watched_folder_loses_and_doubles_no_row(tmp_path, monk
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
+    incoming.take()  # a second look finds them at rest
     with monkeypatch.context() as patch:
         patch.setattr(Incoming if dies == "_move" else growing, dies, killed)
         with pytest.raises(KeyboardInterrupt):

@@ -11,11 +11,12 @@ import pytest
 from PIL import Image
 
 from fedcli.cli import main
+from fedcli.data import settled
 from fedcli.data.own.new_inputs import _read_tables, read_by
 from fedcli.data.sets.registry import load
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.findings import tell_own
-from fedcli.data.store.growing import Incoming, add_task
+from fedcli.data.store.growing import Added, Incoming, add_task
 from fedcli.data.store.site import cut
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
@@ -236,28 +237,37 @@ def how() -> tuple[Any, int]:
     return Data.model_validate(DATA), 0
 
 
-def test_what_comes_waits_while_somebody_writes_the_recipe(site, tmp_path, caplog):
+def taken(folder: Incoming) -> list[Added]:
+    """Return what two looks add: the first one sees what has come."""
+    return [added for _ in range(2) for added in folder.take()]
+
+
+def test_what_comes_waits_while_somebody_writes_the_recipe(site, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
     client, incoming = client_of(site), tmp_path / "incoming"
     folder = Incoming(incoming, client.directory.parent, 0, how)
     folder.take()
     (incoming / "b.csv").write_text(HEAD + ROWS.replace("97 %", "50 %"), "utf-8")
     (incoming / "site.toml").write_text("columns.spo2 = ", "utf-8")
-    assert folder.take() == []
+    assert taken(folder) == []
     assert "is not valid TOML" in caplog.text
     assert (incoming / "b.csv").exists()
     (incoming / "site.toml").write_text(RECIPE, "utf-8")
-    (added,) = folder.take()
+    (added,) = taken(folder)
     assert added.task == 1
     assert (incoming / "site.toml").exists()
 
 
-def test_a_folder_that_comes_is_read_by_the_recipe_in_the_watched_folder(site, tmp_path):
+def test_a_folder_that_comes_is_read_by_the_recipe_in_the_watched_folder(
+    site, tmp_path, monkeypatch
+):  # fmt: skip
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
     client, incoming = client_of(site), tmp_path / "incoming"
     (incoming / "week-18").mkdir(parents=True)
     rows = (ROWS + EXTRA).replace(" %", "1 %")  # other numbers than those of the first files
     (incoming / "week-18" / "b.csv").write_text(HEAD.replace("Temp", "T") + rows, "utf-8")
     (incoming / "site.toml").write_text(RECIPE.replace('"Temp"', '"T"'), "utf-8")
-    (added,) = Incoming(incoming, client.directory.parent, 0, how).take()
+    (added,) = taken(Incoming(incoming, client.directory.parent, 0, how))
     assert added.task == 1
 
 
