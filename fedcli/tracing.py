@@ -11,6 +11,7 @@ from fedcli.runtime.enrolment import client_of
 from fedcli.runtime.host import Host
 from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.spans import Spans, exported
+from fedpb.failures import failed_by
 from fedpb.v1 import coordinator_pb2 as rpc
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,9 @@ class TracedHost(Host):
     def _tell(
         self, name: str, result: Result, begun_s: float, ended_s: float, **facts: object
     ) -> None:
-        order = result.order
+        order, gate = result.order, self.link.gate
+        failed = failed_by(result.reason, result.failure if gate.tells("failure") else "")
         run = self.enrolment.members[client_of(order.client_id)].run_id
         way = ("order", f"{order.client_id} {order.kind}"), (name, "")
         more = {"client": order.client_id, "round": order.round, "task": order.task, **facts}
-        self.spans.tell(way, run, order.interaction, begun_s, ended_s, result.failure, **more)
+        self.spans.tell(way, run, order.interaction, begun_s, ended_s, failed, **more)

@@ -7,10 +7,11 @@ refused whole, in a line that names the option which would allow it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from fedcli.gate.rules import Rules
@@ -56,6 +57,9 @@ class Gate(Door):
     _moments: dict[str, tuple[float, ...]] = field(default_factory=dict, init=False)
     """Mean and deviation that it has said, by name."""
 
+    _fields: dict[str, Sequence[tuple[str, str, bool]]] = field(default_factory=dict, init=False)
+    """By name of a message: the fields that are looked at."""
+
     def __post_init__(self) -> None:
         """Find out what is held back."""
         self._held = held_back(self.rules)
@@ -67,6 +71,10 @@ class Gate(Door):
             kinds.add(TRUSTED)
         is_any = floor is None and not self.rules.min_cohort
         self._kinds = None if is_any else kinds
+
+    def tells(self, of: str) -> bool:
+        """Tell whether fields of a class leave."""
+        return of not in self._held
 
     # --- what the coordinator says ----------------------------------------------------------------
 
@@ -120,16 +128,32 @@ class Gate(Door):
         return "--min-cohort" if self.rules.min_cohort else "--require-privacy"
 
     def _walk(self, message: Message) -> None:
-        kind = message.DESCRIPTOR.name
-        for known, value in message.ListFields():
-            of = classes()[f"{kind}.{known.name}"]
+        for name, of, is_repeated in self._looked_at(message.DESCRIPTOR):
+            value = getattr(message, name)
             if of == "parts":
-                for inner in value if known.is_repeated else (value,):
+                held = message.HasField(name) if not is_repeated else True
+                for inner in (value if is_repeated else [value]) if held else ():
                     self._walk(inner)
             elif of == "metrics":
                 self._hold_back_metrics(message)
-            elif of in self._held and not self._is_echo(known.name, value, message):
-                self._hold_back(message, known.name, of)
+            elif _is_set(message, name, value) and not self._is_echo(name, value, message):
+                self._hold_back(message, name, of)
+
+    def _looked_at(self, kind: Descriptor) -> Sequence[tuple[str, str, bool]]:
+        """Return the fields of a message that are held back, or may hold such ones.
+
+        Each is its name, its class, and whether there are several of it.
+        """
+        if kind.full_name not in self._fields:
+            self._fields[kind.full_name] = ()  # tables hold tables, of which nothing is held back
+            found = []
+            for one in kind.fields:
+                of = classes()[f"{kind.name}.{one.name}"]
+                inner = one.message_type if of == "parts" else None
+                if of in self._held or (inner is not None and self._looked_at(inner)):
+                    found.append((one.name, of, one.is_repeated))
+            self._fields[kind.full_name] = tuple(found)
+        return self._fields[kind.full_name]
 
     def _hold_back_metrics(self, report: Any) -> None:
         """Leave out the figures of a report that are held back, each by its key."""
@@ -162,6 +186,12 @@ class Gate(Door):
         if name == "class_names":
             return not self.unsaid(value)
         return tuple(value) in (self._moments.get(name), AS_IT_IS.get(name))
+
+
+def _is_set(message: Any, name: str, value: Any) -> bool:
+    """Tell whether a field says anything: what is sent as 0 without ``optional`` says nothing."""
+    known = message.DESCRIPTOR.fields_by_name[name]
+    return bool(message.HasField(name)) if known.has_presence else bool(value)
 
 
 def group_of(key: str) -> str:

@@ -118,15 +118,18 @@ def _inputs_of(found: Any, facts: ModelFacts) -> NewInputs:
     return given_rows(found, name, facts, how)
 
 
-def schema_of(facts: ModelFacts) -> dict[str, Any]:
-    """Return the JSON Schema of what ``POST /predict`` takes as JSON."""
+def schema_of(facts: ModelFacts, *, with_ranges: bool = True) -> dict[str, Any]:
+    """Return the JSON Schema of what ``POST /predict`` takes as JSON.
+
+    The ranges of columns are those of the training data, which a site may hold back.
+    """
     shape = list(facts.input_shape)
     arrays = {"type": "array", "description": f"a raw input of shape {shape}, or several"}
     told = {"$schema": DRAFT, "title": "inputs of the model"}
     how = parse_transform(facts.transform, "the model")
     if not isinstance(how, TableTransform):
         return {**told, **arrays}
-    names, ranges = how.columns.features or (), facts.ranges or ()
+    names, ranges = how.columns.features or (), (facts.ranges if with_ranges else None) or ()
     columns: dict[str, Any] = {name: {"type": ["number", "string", "null"]} for name in names}
     for name, levels in (how.columns.categories or {}).items():
         columns[name]["description"] = f"one of {', '.join(levels)}; others count as one more"

@@ -103,9 +103,20 @@ def serve_model(
             "on an address that other machines reach.",
         ),
     ] = None,
+    rules: Annotated[
+        Path | None,
+        typer.Option(
+            "--rules",
+            metavar="FILE",
+            help="The file of the site's conditions that fedcli join has, too: what they hold back "
+            "is not told to callers either.",
+        ),
+    ] = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
     """Answer over HTTP with the live models of clients, also while these train."""
+    from fedcli.gate.gate import held_back
+    from fedcli.gate.rules import Rules
     from fedmodels.config.places import http_place
     from fedmodels.config.recipe import recipe_in
     from fedpb.channels import is_loopback
@@ -122,12 +133,13 @@ def serve_model(
     if recipe is not None:
         recipe_in(recipe)  # what is wrong with it is said before the first request
     tokens = _tokens(feedback, feedback_tokens, listen, is_near=is_near)
+    held = held_back(Rules.read(rules))
     models = _models(run, client, model, recipe)
     from fedcli.serving.model_server import ModelServer
 
     end_on_sigterm()
     sites = _sites(run, models, data, feedback, 60 * feedback_every)
-    server = ModelServer(host, port, models, tuple(allowed_hosts or ()), sites, tokens)
+    server = ModelServer(host, port, models, tuple(allowed_hosts or ()), sites, tokens, held)
     place = server.url + ("models/NAME/" if len(models) > 1 else "")
     names = f"; NAME is one of {', '.join(models)}" if len(models) > 1 else ""
     typer.echo(f"answers at {place}predict, {server.url}health and {server.url}metrics{names}")

@@ -17,7 +17,9 @@ from fedmodels.printable import printable
 class Figures:
     """What was asked and answered, for Prometheus; nothing where its package is missing."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_data: bool = True) -> None:
+        """Make the figures; ``of_data`` are those that tell of inputs and of the client's data."""
+        self._of_data = of_data
         try:
             self._prometheus: Any = importlib.import_module("prometheus_client")
         except ImportError:
@@ -67,7 +69,7 @@ class Figures:
 
     def name(self, model: str, found: Predictions) -> None:
         """Count the classes of some inputs."""
-        if self._prometheus is not None:
+        if self._prometheus is not None and self._of_data:
             for name, count in found.best().items():
                 self._named.labels(model, printable(name)).inc(count)
 
@@ -79,7 +81,7 @@ class Figures:
             return None
         for name, site in sites.items():
             self._windows.labels(name).set(site.watch.windows)
-            if (drift := site.watch.last) is not None:
+            if self._of_data and (drift := site.watch.last) is not None:
                 self._drift.labels(name).set(drift.amount)
                 self._alarm.labels(name).set(drift.alarm)
             for what, count in site.rows.items():

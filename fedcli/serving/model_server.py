@@ -101,14 +101,18 @@ class ModelServer(HttpServer):
         allowed_hosts: tuple[str, ...] = (),
         sites: Mapping[str, Site] = NO_SITES,
         tokens: tuple[str, ...] = (),
+        held_back: frozenset[str] = frozenset(),
     ) -> None:
         """Bind to a place; raise ConfigError if that is not possible.
 
         ``sites`` have the data of clients whose models are watched, by the names of these. Where
-        there are ``tokens``, labels come with one of them.
+        there are ``tokens``, labels come with one of them. ``held_back`` are classes of
+        :mod:`fedpb.told` that the site does not tell.
         """
+        self._held_back = held_back
         self._tokens = tokens
-        self.models, self.sites, self.figures = models, sites, Figures()
+        self.models, self.sites = models, sites
+        self.figures = Figures(of_data="metrics" not in held_back)
         workers = min(cores(), MAX_WORKERS)
         self._pool = ThreadPoolExecutor(workers, "predict")
         self._under_way = 0
@@ -301,13 +305,17 @@ class ModelServer(HttpServer):
             status = live.status()
             found = {"status": "ok", "model": _about(now), "held": status.held, "last": status.last}
             site = self.sites.get(name)
-            drift = site.watch.last if site else None
+            is_told = "metrics" not in self._held_back
+            drift = site.watch.last if site and is_told else None
             return found if drift is None else {**found, "drift": drift.shown()}
 
         return self._of_model(request, told)
 
     def _schema(self, request: Request) -> HttpResponse:
-        return self._of_model(request, lambda name, live, now: schema_of(now.model.facts))
+        told = "moments" not in self._held_back
+        return self._of_model(
+            request, lambda name, live, now: schema_of(now.model.facts, with_ranges=told)
+        )
 
     def _metadata(self, request: Request) -> HttpResponse:
         return self._of_model(request, lambda name, live, now: metadata(name, now.model))

@@ -29,6 +29,8 @@ from benchmarks import serving
 from fedcli.cli import main
 from fedcli.data import settled
 from fedcli.data.own.number_marks import is_number
+from fedcli.gate.gate import held_back
+from fedcli.gate.rules import Rules
 from fedcli.parts import deployment
 from fedcli.runtime import deployed as deployed_module
 from fedcli.runtime.deployed import Deployed
@@ -269,10 +271,10 @@ Ask = Callable[..., tuple[int, Any]]
 
 
 @contextmanager
-def asking(place: Deployed) -> Iterator[Ask]:
+def asking(place: Deployed, **more: Any) -> Iterator[Ask]:
     """Return what asks a server of client 7's live model."""
     live = LiveModel.of(place.folder.parent.parent, 7)
-    server = ModelServer("127.0.0.1", 0, {"7": live})
+    server = ModelServer("127.0.0.1", 0, {"7": live}, **more)
     end = server.begin("serve-model")
 
     def asked(
@@ -338,6 +340,22 @@ def check_answers(place: Deployed, ask: Ask) -> None:
         'fedtide_live_model_reads{model="7"} 3.0',
     ):  # fmt: skip
         assert line in page
+
+
+def test_what_a_site_holds_back_is_not_told_to_callers_either(place):
+    """How often each class is named, and how far inputs drift, tell of whom the site sees."""
+    put_live(place, 0)
+    held = held_back(Rules.of(require_privacy="level=client,epsilon=2,delta=1e-5"))
+    with asking(place, held_back=held) as ask:
+        assert ask("/predict", b"[1, 0]")[1]["predictions"][0]["class"] == "yes"
+        _, page = ask("/metrics")
+    assert 'fedtide_predict_requests_total{code="200",model="7"} 1.0' in page
+    assert "fedtide_predictions_total{" not in page
+    told = held_back(
+        Rules.of(require_privacy="level=client,epsilon=2,delta=1e-5", tell=["metrics"])
+    )
+    assert "metrics" in held
+    assert "metrics" not in told
 
 
 @pytest.mark.parametrize(
@@ -418,6 +436,8 @@ def test_the_schema_names_the_columns_that_rows_may_have():
     told = rows["items"]["properties"]
     assert told["age"]["description"] == "by the training data: 18 to 90"
     assert told["ward"]["description"] == "one of north, south; others count as one more"
+    rows, _ = bodies.schema_of(of_table, with_ranges=False)["anyOf"]
+    assert "description" not in rows["items"]["properties"]["age"]
     taken = bodies.json_inputs(json.dumps([{"age": 40, "ward": "north"}]).encode(), of_table)
     assert taken.x.tolist() == [[40.0, 1.0, 0.0, 0.0]]
     assert arrays["description"] == "a raw input of shape [4], or several"
