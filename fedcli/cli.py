@@ -135,7 +135,7 @@ RequirePrivacy = Annotated[
     typer.Option(
         metavar="level=…,epsilon=…,delta=…",
         help="Take part only in a run that hides examples or clients, and train only while all "
-        "runs together keep within epsilon; also clip=, min-cohort=, where=server.",
+        "runs together keep within epsilon; also clip=, min-cohort=, where=server, colluders=.",
     ),
 ]
 SiteLedger = Annotated[

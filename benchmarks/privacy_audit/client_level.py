@@ -227,8 +227,8 @@ class ClientGame:
         for client in range(size):
             upload = self._upload(client) if client in ctx.cohort else self._still()
             sent[client] = with_own_noise(
-                self.plan.method, self.run, upload, Bundle(self.given), Secret.fresh,
-                ctx.interaction,
+                self.plan.method, self.run, upload, Bundle(self.given), Secret.fresh(),
+                str(ctx.interaction),
             )  # fmt: skip
         rules, privacy = masks_of(self.experiment.privacy), self.experiment.privacy
         assert privacy is not None, "it is in the config"

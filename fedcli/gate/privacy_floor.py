@@ -31,6 +31,9 @@ class PrivacyFloor:
     """The fewest clients in a sum that anybody sees."""
     where: Where = "clients"
     """Who has to add the noise of ``level=client``; ``server`` trusts the coordinator with it."""
+    colluders: int | None = None
+    """How many of the others in a signed secure sum may put together what they know, or add no
+    noise; with None all of them may, and the client's own noise alone counts."""
 
     @classmethod
     def of(cls, text: str) -> Self:
@@ -58,10 +61,12 @@ class PrivacyFloor:
             "delta": lambda value: _number("delta", value, 1.0),
             "clip": lambda value: _number("clip", value, math.inf),
             "min-cohort": lambda value: _count("min-cohort", value),
+            "colluders": lambda value: _count("colluders", value, 0),
         }
         found = {key.replace("-", "_"): read[key](value) for key, value in given.items()}
-        if found["level"] == "example" and "where" in found:
-            raise _wrong("where belongs to level=client: clients hide their own examples")
+        for key in ("where", "colluders"):
+            if found["level"] == "example" and key in found:
+                raise _wrong(f"{key} belongs to level=client: clients hide their own examples")
         return cls(**found)
 
     @property
@@ -71,7 +76,8 @@ class PrivacyFloor:
         if self.level == "example":
             del said["where"]
         numbers = {k: f"{v:g}" if isinstance(v, float) else v for k, v in said.items()}
-        return ",".join(f"{key}={value}" for key, value in numbers.items() if value != "inf")
+        unsaid = ("inf", None)
+        return ",".join(f"{key}={value}" for key, value in numbers.items() if value not in unsaid)
 
     def check(self, experiment: Experiment) -> None:
         """Check that a run's config keeps to it.
@@ -138,7 +144,7 @@ def _number(key: str, value: str, below: float) -> float:
     return number
 
 
-def _count(key: str, value: str) -> int:
-    if not (value.isascii() and value.isdecimal() and int(value[:9]) >= 1 and len(value) < 9):
+def _count(key: str, value: str, least: int = 1) -> int:
+    if not (value.isascii() and value.isdecimal() and int(value[:9]) >= least and len(value) < 9):
         raise _wrong(f"{key}={value} is no number of clients")
     return int(value)

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
+from fedcli.runtime.released import beside_training
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.combinations import halves_of, part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
-from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
+from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights, state_digest
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.run import RunFacts
@@ -126,6 +127,18 @@ class Training(ClientHalf):
     """What they tell beside the method's own metrics."""
     report: rpc.Report = field(default_factory=rpc.Report)
     """What goes back beside the upload, once the training is over."""
+    data: ClientData
+    upload: Bundle = field(default_factory=Bundle)
+    """As the method made it, once the training is over."""
+
+    @cached_property
+    def made(self) -> str:
+        """Return a digest of the upload: all that parts make of it follows from it, or is noise."""
+        return state_digest([("upload", self.upload)])
+
+    def beside(self) -> str:
+        """Return what the training follows from beside what its half knows."""
+        return beside_training(self.order, self.data, self.kept)
 
 
 @dataclass(frozen=True)

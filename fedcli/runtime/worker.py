@@ -20,6 +20,7 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.machine import end_if_signalled, peak_rss_bytes
 from fedmodels.nets.split import SplitNet
 from fedmodels.position import Interaction, Round
+from fedmodels.privacy.release import Release
 from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
 from fedmodels.training.asked import local_view
@@ -72,6 +73,12 @@ class Result:
     """What kind of failure it is."""
     covers: Mapping[str, str] = field(default_factory=dict)
     """What hides each key of the upload, by key."""
+    release: Release | None = None
+    """What the training follows from, where something hides the client."""
+
+    def answers(self, order: rpc.Order) -> bool:
+        """Tell whether this is what another order to train asks for, given the same payload."""
+        return _asked(self.order) == _asked(order)
 
 
 @dataclass
@@ -197,15 +204,19 @@ class Worker(Client):
         """
         self._follow(order)
         held = self._held
-        if held and self.private.has(Interaction(order.interaction)) and _same(held.order, order):
-            return replace(held, order=order)
+        if held and not (self.private.has(Interaction(order.interaction)) and held.answers(order)):
+            held = None
         nets = self.set_up.nets
         while len(nets) <= place:
             nets.append(self.net.copy())
         payload, private = self.set_up.wire.received(payload), self.private.at(order)
         self.stream.open(order.task)
         ctx = self._context(order, nets[place])
-        half = Training(self.method, ctx, payload, private.state, order=order, kept=private.kept)
+        half = Training(
+            self.method, ctx, payload, private.state, order=order, kept=private.kept, data=self.data
+        )
+        if held and (not self.hides or held.release == half.release):
+            return replace(held, order=order)
         for part in self.parts:
             part.begins(half)
         return half
@@ -213,6 +224,7 @@ class Worker(Client):
     def end(self, half: Training, done: LocalResult, seconds: float) -> Result:
         """Save the private state, and keep the upload until it is committed."""
         order, upload = half.order, done.upload
+        half.upload = upload
         check_upload(self.method, self.set_up.upload_spec, upload)
         self.private.check_names(done.state)
         report = half.report = rpc.Report(
@@ -240,7 +252,8 @@ class Worker(Client):
         for part in self.parts:
             part.saved(half)
         covers = {key: how for part in self.parts for key, how in part.covers(half, upload)}
-        result = Result(order, upload, report, covers=covers)
+        kept = half.release if self.hides else None
+        result = Result(order, upload, report, covers=covers, release=kept)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
 
@@ -291,10 +304,13 @@ class Worker(Client):
         return Result(order, Bundle(), report)
 
 
-def _same(one: rpc.Order, other: rpc.Order) -> bool:
-    """Tell whether the result of one order to train answers another as well."""
-    same_training = one.interaction == other.interaction and one.trip == other.trip
-    return same_training and one.views == other.views
+def _asked(order: rpc.Order) -> rpc.Order:
+    """Return an order without what changes as it is issued again."""
+    found = rpc.Order()
+    found.CopyFrom(order)
+    for name in ("issue", "following", "committed", "durable"):
+        found.ClearField(name)
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,20 @@ from collections.abc import Iterable
 
 from fedcli.gate.gate import NOISED, TRUSTED
 from fedcli.parts.privacy import coarse
-from fedcli.parts.privacy.floor import FloorLedger, charge_of_client
+from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.runtime.client_part import Client, ClientPart, Training
+from fedmodels.privacy.accounting import GaussianReleases
 from fedmodels.privacy.ledger import Charge
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.training.private_uploads import contributions, with_own_noise
+from fedmodels.training.private_uploads import contributions, noise_of_client, with_own_noise
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
 class ClientPrivacy(ClientPart):
-    """Adds the client's share of the noise, and charges what the site itself counts."""
+    """Adds the client's share of the noise, and charges what the site itself counts.
+
+    The client takes part for certain, as it cannot check with what chance it was drawn.
+    """
 
     hides = True
 
@@ -32,22 +36,24 @@ class ClientPrivacy(ClientPart):
     def charges(self, half: Training) -> None:
         """Charge a training in the site's ledger."""
         if self._floor is not None:
-            self._floor.note(self._charge(half))
+            self._floor.note(self._charge(half, half.made))
 
-    def _charge(self, half: Training) -> Charge:
-        client, order = self.client, half.order
-        is_history = client.method.trains_on == "history"
-        contents = client.stream.contents(order.task, up_to=is_history)
-        given, secret = (half.payload, half.state), client.states.secret()
-        return charge_of_client(client.method, client.run, order, given, contents, secret)
+    def _charge(self, half: Training, made: str = "") -> Charge:
+        assert self._floor is not None, "there is something to charge"
+        client, order, secret = self.client, half.order, self.client.states.secret()
+        noise = noise_of_client(client.method, client.run, self._floor.floor.colluders)
+        what = f"client {order.client_id}, round {order.round + 1}, task {order.task}"
+        name, made = half.release.name(secret), secret.keyed(made) if made else ""
+        return Charge(name, (GaussianReleases(noise),), what=what, made=made)
 
     def leaves(self, half: Training, upload: Bundle) -> Bundle:
         """Return an upload with noise, where clients add it."""
-        client = self.client
-        return with_own_noise(
-            client.method, client.run, upload, half.payload, client.states.secret,
-            half.ctx.interaction,
-        )  # fmt: skip
+        client, secret = self.client, self.client.states.secret
+        privacy = client.run.experiment.privacy
+        if privacy is None or not privacy.noise_at_clients:
+            return upload
+        name = half.release.name(secret())
+        return with_own_noise(client.method, client.run, upload, half.payload, secret(), name)
 
     def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
         """Return what the client's noise covers, or what the server is trusted to cover."""

@@ -46,7 +46,7 @@ class ExamplePrivacy(ClientPart):
     def charges(self, half: Training) -> None:
         """Charge a training that has hidden its examples."""
         if half.ctx.hidden is not None:
-            half.figures |= self._spending.note(half.order, half.ctx.hidden, self._cut)
+            half.figures |= self._spending.note(half.order, half.ctx.hidden, self._cut, half.made)
 
     def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
         """Return what follows from private steps and private prototypes."""
@@ -96,14 +96,18 @@ class Spending:
         if self._floor is not None:
             self._floor.check(charge)
 
-    def note(self, order: rpc.Order, hidden: HiddenExamples, cut: str) -> dict[str, float]:
+    def note(
+        self, order: rpc.Order, hidden: HiddenExamples, cut: str, made: str
+    ) -> dict[str, float]:
         """Charge a training before anything of it leaves; return what the client tells of it.
+
+        ``made`` is a digest of its upload.
 
         Raises:
             OrderDeclined: it would spend more than the run's epsilon.
             ArchiveError: the file cannot be written.
         """
-        charge, privacy = charge_of(self.client, order, hidden, cut), hidden.privacy
+        charge, privacy = charge_of(self.client, order, hidden, cut, made), hidden.privacy
         ledger = self._opened(order)
         if self._floor is not None:
             self._floor.note(charge)
@@ -130,11 +134,13 @@ class Spending:
             self._ledger = None
 
 
-def charge_of(client: ClientId, order: rpc.Order, hidden: HiddenExamples, cut: str) -> Charge:
+def charge_of(
+    client: ClientId, order: rpc.Order, hidden: HiddenExamples, cut: str, made: str = ""
+) -> Charge:
     """Return what a training that hides its examples is charged for."""
     what = f"client {client}, round {order.round + 1}, task {order.task}"
     releases = hidden.releases(hidden.noise, 1)
-    return Charge(hidden.name, releases, hidden.contents, cut, what)
+    return Charge(hidden.name, releases, hidden.contents, cut, what, made)
 
 
 def cut_of(transform: Mapping[str, Any] | None, input_shape: tuple[int, ...]) -> str:

@@ -7,7 +7,6 @@ together released, by the content of examples. So the site need not trust the co
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,17 +14,10 @@ from pathlib import Path
 
 from fedcli.gate.privacy_floor import OPTION, PrivacyFloor
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.privacy import LEDGER, masks_of
+from fedmodels.config.privacy import LEDGER
 from fedmodels.errors import OrderDeclined
-from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.accounting import GaussianReleases, noise_seen
-from fedmodels.privacy.exposures import Keys
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
-from fedmodels.tensors.bundle import Bundle, ClientId, state_digest
-from fedmodels.training.method import Method
-from fedmodels.training.private_uploads import noise_share
-from fedmodels.training.run import RunFacts
-from fedpb.v1 import coordinator_pb2 as rpc
+from fedmodels.tensors.bundle import ClientId
 
 log = logging.getLogger(__name__)
 
@@ -77,37 +69,3 @@ def _told() -> Iterator[None]:
         raise OrderDeclined(
             "one more training would pass the epsilon that this client requires over all its runs"
         ) from None
-
-
-def charge_of_client(
-    method: Method,
-    run: RunFacts,
-    order: rpc.Order,
-    parts: tuple[Bundle, Bundle],
-    contents: Keys,
-    secret: Secret,
-) -> Charge:
-    """Return what a training is charged for whose noise hides the whole client.
-
-    The client takes part for certain, as it cannot check with what chance it was drawn. The noise
-    is that of the smallest sum that anybody sees; of a single upload, the client's own.
-
-    Args:
-        method: says whether uploads are summed.
-        run: the run.
-        order: what the client is to do.
-        parts: the payload, and the client's private state.
-        contents: of the examples that it trains on (n,).
-        secret: tells this training from that of another run.
-    """
-    experiment = run.experiment
-    privacy = experiment.privacy
-    assert privacy is not None, "the floor was checked"
-    noise = noise_seen(experiment, privacy.noise)
-    if privacy.noise_at_clients and masks_of(privacy) is None:
-        noise = privacy.noise * noise_share(method, run)
-    known = state_digest([("payload", parts[0]), ("state", parts[1])])
-    made = hashlib.blake2b(f"client/{order.interaction}/{known}".encode(), key=secret.key)
-    made.update(contents.tobytes())
-    what = f"client {order.client_id}, round {order.round + 1}, task {order.task}"
-    return Charge(made.hexdigest()[:32], (GaussianReleases(noise),), what=what)

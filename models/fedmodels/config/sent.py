@@ -70,13 +70,28 @@ def settings_digest(experiment: Experiment) -> bytes:
     It is the same for the coordinator and every client, and all through a run: what a resumed run
     may change is left out, and so is what a client settles itself.
     """
-    tables = without_places(experiment.to_dict())
+    tables = _uploading(experiment)
     rate = experiment.training.lr_schedule
     tables["server"].pop("max_rollback", None)
     if not (rate and rate.follows_rounds):
         tables["schedule"].pop("rounds", None)
-    for name in BESIDE:
-        tables.pop(name, None)
+    return _digest(tables)
+
+
+def whole_digest(experiment: Experiment) -> bytes:
+    """Return a digest, 32 bytes, of all settings but those that only a client itself settles.
+
+    It tells a training from another one: it leaves out no key that code of a method may read.
+    """
+    return _digest(_uploading(experiment))
+
+
+def _uploading(experiment: Experiment) -> dict[str, Any]:
+    tables = without_places(experiment.to_dict())
+    return {name: table for name, table in tables.items() if name not in BESIDE}
+
+
+def _digest(tables: Mapping[str, Any]) -> bytes:
     return hashlib.sha256(canonical(tables).encode()).digest()
 
 

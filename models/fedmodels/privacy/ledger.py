@@ -4,8 +4,9 @@ Two trainings compose for every example that both were on, whichever tasks, file
 from. So epsilon is that of the example with the most costly history. The file is a database. It
 keeps no example: it keeps a keyed hash of the content of each, and what each training released.
 
-The same training again, as after a crash, has the same name and is not charged again. A training is
-on the disk before anything of it leaves. Several processes may share a ledger.
+The same training again, as after a crash, has the same name and makes the same bytes, and is not
+charged again. A training is on the disk before anything of it leaves. Several processes may share a
+ledger. Rows of earlier versions count as they are; no training of now has the name of one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +55,22 @@ class Charge:
     """How examples were cut of files. Nobody can tell which examples of two cuts hold the same."""
     what: str = ""
     """Client, run and round, for people."""
+    made: str = ""
+    """A digest of what leaves; empty before it is there. The same training makes the same, but on
+    another processor, or with an input that the name does not know."""
+
+    @property
+    def row(self) -> str:
+        """The name in the file."""
+        return f"{self.name}/{self.made}" if self.made else self.name
+
+    def again(self) -> Charge:
+        """Return what other bytes of a training cost that was charged before.
+
+        Both took the same batches, so that the chance to be in none hides nothing the second time.
+        """
+        plain = (GaussianReleases(one.noise, one.times) for one in self.releases)
+        return replace(self, releases=tuple(plain))
 
 
 class PrivacyLedger:
@@ -68,7 +85,7 @@ class PrivacyLedger:
         self.path = path
         self._exposures: dict[str, Exposures] = {}
         """By cut."""
-        self._seen, self._names = 0, set[str]()
+        self._seen, self._rows, self._names = 0, set[str](), set[str]()
         self._keys: tuple[Keys, Keys] | None = None
         with self._told():
             if not path.exists():
@@ -162,7 +179,11 @@ class PrivacyLedger:
         Raises:
             OrderDeclined: it would pass the limit.
         """
-        if limit is None or self.has(charge):
+        if not self.has(charge):
+            self._check(charge, limit, delta)
+
+    def _check(self, charge: Charge, limit: float | None, delta: float) -> None:
+        if limit is None:
             return
         epsilon = self._epsilon(delta, charge)
         if epsilon > limit * (1 + 1e-9):
@@ -180,9 +201,11 @@ class PrivacyLedger:
         """
         with self._told(), self._writing():
             self._refresh()  # another process may have spent meanwhile
-            if charge.name in self._names:
+            if charge.row in self._rows:
                 return
-            self.check(charge, limit, delta)
+            if charge.name in self._names:
+                charge = charge.again()
+            self._check(charge, limit, delta)
             self._insert(charge)
         with self._told():
             self._refresh()
@@ -196,7 +219,7 @@ class PrivacyLedger:
                 "INSERT OR IGNORE INTO examples VALUES (?, ?, ?)", (digest, charge.cut, keys)
             )
         releases = json.dumps([[one.noise, one.times, one.rate] for one in charge.releases])
-        row = charge.name, digest, releases, charge.what, int(time.time())
+        row = charge.row, digest, releases, charge.what, int(time.time())
         columns = "name, examples, releases, what, seconds"
         self._db.execute(f"INSERT INTO trainings ({columns}) VALUES (?, ?, ?, ?, ?)", row)
 
@@ -217,7 +240,8 @@ class PrivacyLedger:
             self._exposures[cut].add(keys, by_set[digest])
         if new:
             self._seen = new[-1][0]
-            self._names |= {name for _, name, _, _ in new}
+            self._rows |= {row for _, row, _, _ in new}
+            self._names |= {row.partition("/")[0] for _, row, _, _ in new}
 
     def _set_of(self, digest: bytes | None) -> tuple[str, Keys]:
         """Return how the examples of a training were cut, and their keys."""

@@ -51,7 +51,7 @@ def leaving(
         payload: what the client was given.
         share: the standard deviation of the client's noise over that of all the noise on a sum.
         secret: the client's.
-        purpose: tells the interaction that the upload is of.
+        purpose: tells the release that the upload is of.
     """
     stds = {part: share * std for part, std in noise_stds(of.clips, of.privacy.noise).items()}
     bounded = clipped(of.vectors(upload, payload.weights), of.clips)

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ from fedmodels.training.method import LocalResult, Method
 from fedmodels.training.returned import check_asked, check_trained, check_weights
 from fedmodels.training.stepped import Batch, Phase, Stepped
 from fedmodels.training.steps import Steps, steps_of, tell_of_own_steps
+
+if TYPE_CHECKING:
+    from fedmodels.privacy.release import Release
 
 BLOCK = 2**26
 """Bytes of inputs that a GPU lays out at once."""
@@ -51,6 +55,17 @@ class ClientHalf:
     y: Tensor = field(init=False)
     drawn: Tensor = field(init=False)
     """State of torch's generator after ``begin``, where others train before ``end``."""
+
+    @cached_property
+    def release(self) -> Release:
+        """Return what the training follows from; private runs alone ask for it."""
+        from fedmodels.training.identity import release_of_training  # few runs need it
+
+        return release_of_training(self.method, self.ctx, self.payload, self.state, self.beside())
+
+    def beside(self) -> str:
+        """Return what the training follows from beside what a half knows, as a worker says it."""
+        return ""
 
     def train(self) -> LocalResult:
         """Begin, fit the net and end."""

@@ -14,7 +14,6 @@ example's part (``ghost_clipping.py``), by torch.func over batches of one exampl
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,13 +27,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedmodels.config.privacy import Privacy
-from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.nets.independent import rows_are_independent
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.position import Interaction
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
-from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
+from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.ghost_clipping import (
@@ -108,8 +106,7 @@ class HiddenExamples:
     """On the same examples in the run, as far as the config tells."""
     sends_prototypes: bool
     name: str = ""
-    """Of this training: another one has another name, also of the same interaction. Its config may
-    have changed, or what the server sends."""
+    """That of the release: another training has another name, also of the same interaction."""
     drawn: Iterator[int] = field(default_factory=count)
     """Counts what was drawn for the training: batches and noise."""
 
@@ -132,15 +129,9 @@ class HiddenExamples:
         epochs = sum(phase.epochs for phase in in_steps(method).phases(ctx))
         levels = any(k.startswith("prototypes/") for k in method.upload_spec(run).required)
         trainings = run.experiment.schedule.rounds * _tasks_of_an_example(method, run)
-        plan = trainings if privacy.noise_multiplier is None else 0  # the noise follows from it
-        known = state_digest([("payload", half.payload), ("state", half.state)])
-        made = hashlib.blake2b(f"{ctx.at}/{plan}/{known}/".encode(), key=ctx.secret().key)
-        made.update(
-            settings_digest(run.experiment) + contents.tobytes() + y.cpu().numpy().tobytes()
-        )
         return cls(
             privacy, contents, size, epochs * math.ceil(len(y) / size), trainings, levels,
-            made.hexdigest()[:32],
+            half.release.name(ctx.secret()),
         )  # fmt: skip
 
     def stepping(self, method: Stepped, ctx: ClientContext, phase: Phase, refs: Any) -> Steps:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+from fedmodels.config.privacy import masks_of
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.position import Interaction
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.mechanism import leaving
 from fedmodels.tensors.bundle import Bundle
@@ -63,17 +63,30 @@ def noise_share(method: Method, run: RunFacts) -> float:
     return 1 / math.sqrt(fewest)
 
 
+def noise_of_client(method: Method, run: RunFacts, colluders: int | None = None) -> float:
+    """Return the noise multiplier that hides a client in what others see of its upload.
+
+    It is that of the client's own noise, which it knows to be there. Where it checks by their
+    certificates who the others of a sum are, and says how many of them may be ``colluders``, that
+    of all others counts as well. Noise at the server is a matter of trust, and so counts whole.
+    """
+    experiment, privacy = run.experiment, run.experiment.privacy
+    assert privacy is not None, "there is something to hide"
+    if privacy.noise_at_server:
+        return privacy.noise
+    own, masks = privacy.noise * noise_share(method, run), masks_of(privacy)
+    if colluders is None or masks is None or not masks.signs or method.reduction == "each":
+        return own
+    return own * math.sqrt(max(1, experiment.fewest_summed - colluders))
+
+
 def with_own_noise(
-    method: Method,
-    run: RunFacts,
-    upload: Bundle,
-    payload: Bundle,
-    secret: Callable[[], Secret],
-    interaction: Interaction,
+    method: Method, run: RunFacts, upload: Bundle, payload: Bundle, secret: Secret, release: str
 ) -> Bundle:
-    """Return an upload as it leaves a client: with noise, where clients add it."""
-    privacy = run.experiment.privacy
-    if privacy is None or not privacy.noise_at_clients:
-        return upload
+    """Return an upload as it leaves a client that adds noise.
+
+    ``release`` is the name of the training's release. Its noise is of no use to take off that of
+    another one, as of the same upload under other settings.
+    """
     share = noise_share(method, run)
-    return leaving(contributions(method, run), upload, payload, share, secret(), str(interaction))
+    return leaving(contributions(method, run), upload, payload, share, secret, release)

@@ -15,8 +15,11 @@ from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.runtime.worker import Result, Worker
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError
+from fedmodels.methods.fedavg import FedAvg
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
-from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.private_uploads import noise_of_client
+from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE
@@ -36,6 +39,7 @@ def test_a_floor_is_read_as_it_is_written():
     found = PrivacyFloor.of("level=client, epsilon=2,delta=1e-5,clip=1,min-cohort=5,where=server")
     assert found == PrivacyFloor("client", 2.0, 1e-5, 1.0, 5, "server")
     assert PrivacyFloor.of(EXAMPLE) == PrivacyFloor("example", 2.0, 1e-3)
+    assert PrivacyFloor.of(f"{CLIENT},colluders=0").colluders == 0
 
 
 @pytest.mark.parametrize(
@@ -51,6 +55,8 @@ def test_a_floor_is_read_as_it_is_written():
         ("level=client,epsilon=2,delta=1", "delta=1 is not a number above 0 and below 1"),
         (f"{EXAMPLE},min-cohort=0", "min-cohort=0 is no number of clients"),
         (f"{EXAMPLE},where=server", "where belongs to level=client"),
+        (f"{EXAMPLE},colluders=1", "colluders belongs to level=client"),
+        (f"{CLIENT},colluders=-1", "colluders=-1 is no number of clients"),
     ],
 )
 def test_a_mistake_is_one_line(text, line):
@@ -147,3 +153,27 @@ def test_a_client_counts_its_own_part_of_the_noise_where_nobody_sums_under_masks
     assert trained(again, 0).failure == ""
     assert trained(again, 1).reason == rpc.FAILURE_REASON_DECLINED
     assert charged(ledger) == 1
+
+
+SIGNED = {"secure_sum": True}
+TRUSTING = {"secure_sum": {"trust": "coordinator"}}
+
+
+@pytest.mark.parametrize(
+    ("masks", "of_site", "counted"),
+    [
+        (SIGNED, None, 1),  # all others may collude
+        (SIGNED, 1, 2),
+        (SIGNED, 0, 3),
+        (SIGNED, 9, 1),
+        (TRUSTING, 0, 1),  # the coordinator can read each upload
+        ({}, 0, 1),
+    ],
+)
+@pytest.mark.parametrize("of_coordinator", [0, 1, 2])
+def test_whose_noise_counts_is_the_word_of_the_site(masks, of_site, counted, of_coordinator):
+    """Three clients add 4 / sqrt(3) each; a sum under masks has that of all who do not collude."""
+    experiment = run_of(**NOISY, **masks, colluders=of_coordinator)
+    run = RunFacts(experiment, Problem((1, 8, 8), 10))
+    found = noise_of_client(FedAvg(), run, of_site)
+    assert found == pytest.approx(4 * (counted / 3) ** 0.5)

@@ -2,6 +2,8 @@
 
 import sqlite3
 from collections import Counter
+from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -165,3 +167,40 @@ def test_a_file_that_is_no_ledger_or_of_another_level_is_refused_in_a_line(tmp_p
         PrivacyLedger(place, "example")
     with pytest.raises(ArchiveError, match="cannot be used: "):
         PrivacyLedger(tmp_path, "example")
+
+
+def test_other_bytes_of_one_training_are_charged_as_all_of_its_batches(tmp_path):
+    """Both took the same batches, so who is in a batch is in both: their chances do not compose."""
+    ledger = PrivacyLedger(tmp_path / "ledger.db", "example")
+    first, second = (replace(charge("one", [1, 2]), made=made) for made in ("this", "that"))
+    ledger.note(first, None, DELTA)
+    ledger.note(first, None, DELTA)
+    assert ledger.epsilon(DELTA) == epsilon_of((SIX,), DELTA)
+    assert ledger.has(second), "before it is done, it is the same"
+    with pytest.raises(OrderDeclined):
+        ledger.note(second, 1.5 * ledger.epsilon(DELTA), DELTA)
+    ledger.note(second, None, DELTA)
+    both = epsilon_of((SIX, GaussianReleases(2.0, 6, 1.0)), DELTA)
+    assert ledger.epsilon(DELTA) == pytest.approx(both)
+    assert PrivacyLedger(tmp_path / "ledger.db", "example").epsilon(DELTA) == pytest.approx(both)
+
+
+def test_what_an_earlier_version_charged_counts(tmp_path):
+    """Its names are of trainings alone, and no training of now has one of them."""
+    file = tmp_path / "ledger.db"
+    with closing(sqlite3.connect(file)) as db, db:
+        db.executescript("""
+            CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+            CREATE TABLE examples (digest BLOB PRIMARY KEY, cut TEXT NOT NULL,
+                keys BLOB NOT NULL);
+            CREATE TABLE trainings (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
+                examples BLOB, releases TEXT NOT NULL, what TEXT NOT NULL,
+                seconds INTEGER NOT NULL);
+            INSERT INTO facts VALUES ('format', '1'), ('level', 'client'), ('key', 'aa');
+            INSERT INTO trainings VALUES (1, '0123456789abcdef0123456789abcdef', NULL,
+                '[[2.0, 6, 0.5]]', 'client 0, round 1, task 0', 1);
+        """)
+    ledger = PrivacyLedger(file, "client")
+    assert ledger.epsilon(DELTA) == epsilon_of((SIX,), DELTA)
+    ledger.note(replace(charge("one", None), made="this"), None, DELTA)
+    assert ledger.epsilon(DELTA) == pytest.approx(epsilon_of((SIX, SIX), DELTA))
