@@ -99,8 +99,8 @@ def host_of(
         raise ConfigError("--give-up-after nan is no number of seconds")
     if states.exists() and not states.is_dir():
         raise ConfigError(f"--state-dir {states} is a file, not a directory; give another one")
-    if ledger is not None and rules.floor is None:
-        raise ConfigError("--ledger goes with --require-privacy")
+    if ledger is not None and not rules.counts:
+        raise ConfigError("--ledger goes with --require-privacy or --scores")
     brought, (ca, cert, key) = dict[str, Brought](), tls
     if rules != ANY:
         brought["rules"] = rules
@@ -108,6 +108,10 @@ def host_of(
         from fedcli.parts.privacy.floor import floor_ledger
 
         brought["floor"] = floor_ledger(rules.floor, ledger, states)
+    if rules.scores is not None:
+        from fedcli.parts.privacy.scores import score_ledger
+
+        brought["scores"] = score_ledger(rules.scores, ledger, states)
     if rules.min_cohort or cert is not None:
         from fedcli.parts.secure_peers import terms_of
 

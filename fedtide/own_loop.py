@@ -208,7 +208,7 @@ def client(
         _given(rules), require_privacy=require_privacy, min_cohort=min_cohort,
         allow_method=allow_method, allow_column=allow_column, tell=tell, scores=scores,
     )  # fmt: skip
-    if stay and allowed.floor is not None and spent is None:  # one for all runs
+    if stay and allowed.counts and spent is None:  # one for all runs
         spent = states.absolute().parent / LEDGER
 
     def host(run: str = "") -> Host:

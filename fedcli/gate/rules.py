@@ -118,6 +118,11 @@ class Rules:
         given = {key: getattr(said, key) for key in said.model_fields_set}
         return cls.of(**{**options, **given})
 
+    @property
+    def counts(self) -> bool:
+        """Whether a ledger of the site counts what runs learn of it."""
+        return self.floor is not None or self.scores is not None
+
     # --- what a run has -------------------------------------------------------------------------
 
     def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
@@ -131,6 +136,11 @@ class Rules:
         self.check_columns(experiment.data.columns if experiment.data else None)
         if self.floor is not None:
             self.floor.check(experiment)
+        if self.scores == 0 and (why := _scores_in(experiment)):
+            raise ConfigError(
+                f"the run scores models on this site's test examples ({why}), and this site allows "
+                "none: --scores N allows N models over all runs"
+            )
 
     def check_columns(self, columns: Columns | None) -> None:
         """Look at the table by which files are to be read; ConfigError for one that is too much."""
@@ -209,6 +219,21 @@ def _read(columns: Columns) -> set[tuple[str, str]]:
     found |= {(name, role) for name, role in named if name}
     found |= {(name, "target") for name in columns.target or ()}
     return found | {(name, "labels") for name in columns.labels or ()}
+
+
+def _scores_in(experiment: Experiment) -> str:
+    """Return by which key of its config a run scores models on clients' examples; else nothing."""
+    evaluate, schedule, begins = experiment.evaluate, experiment.schedule, experiment.begins
+    scores = {
+        "[evaluate] views": bool(evaluate.views),
+        "[evaluate] prequential": evaluate.prequential,
+        "[evaluate] drift": evaluate.drift,
+        "[deploy] guard": experiment.guards_models,
+        "[schedule] patience": schedule.patience is not None,
+        "[schedule] target": schedule.target is not None,
+        "score_drop": begins.score_drop is not None,
+    }
+    return next((key for key, is_on in scores.items() if is_on), "")
 
 
 def _scores_of(text: str) -> int:

@@ -38,6 +38,7 @@ class Deployment(ClientPart):
     """Offers one client's models to its folder of live models."""
 
     for_evaluator = False
+    keeps_scores = True
 
     def __init__(self, client: Client) -> None:
         """Clear what a crash left."""
@@ -53,7 +54,10 @@ class Deployment(ClientPart):
         self._refused: rpc.RefusedModel | None = None
         """What the report on the present order tells of a refusal."""
         privacy = experiment.privacy
-        self._tells_server = privacy is None or "scores" in privacy.allow
+        counts = (
+            "scores" in client.brought
+        )  # a refusal tells the score of a model that nobody counts
+        self._tells_server = not counts and (privacy is None or "scores" in privacy.allow)
         self._says_held = False
         if self.deployed.folder.is_dir():
             self.deployed.clear_leftovers()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -76,7 +77,8 @@ class DriftMeter(ClientPart):
         earlier = [summaries[task] for task in sorted(summaries) if task < ctx.task]
         found = {"input": moved(*self._compared(earlier), now)}
         with suppress(DataError):  # old test data may be deleted; scoring says more
-            found["prediction"] = self._predictions(earlier, ctx)
+            if self._may_predict(half):
+                found["prediction"] = self._predictions(earlier, ctx)
         told = {part: one for part, one in found.items() if one is not None}
         for part, one in told.items():
             half.figures |= _figures(part, one)
@@ -84,6 +86,13 @@ class DriftMeter(ClientPart):
             del half.sections[name]
         half.sections.update(self._kept([*summaries.values(), now]))
         half.sections[ALARMS] = self._told(told, kept.get(ALARMS), ctx)
+
+    def _may_predict(self, half: Training) -> bool:
+        """Tell whether the site lets the model be looked at, which is a score: see ``--scores``."""
+        stream, ctx = self.client.stream, replace(half.ctx, view="drift")
+        stream.meet(ctx.task + 1)
+        sets = {"drift": stream.test(ctx.task)}
+        return self.client.may_score(half.order, ctx, half.payload, half.state, sets)
 
     # --- what is compared -------------------------------------------------------------------------
 

@@ -39,10 +39,14 @@ class TestThenTrain(ClientPart):
         if not 0 <= last < task:
             return
         with suppress(DataError):  # test data may be deleted; scoring says more
-            half.figures["prequential"] = self._accuracy(half)
+            found = self._accuracy(half)
+            half.figures |= {} if found is None else {"prequential": found}
 
-    def _accuracy(self, half: Training) -> float:
-        """Return the accuracy on a task's training and test examples, by the method's own rule."""
+    def _accuracy(self, half: Training) -> float | None:
+        """Return the accuracy on a task's training and test examples, by the method's own rule.
+
+        None where the site does not let the model be scored.
+        """
         stream, method, task = self.client.stream, self.client.method, half.ctx.task
         stream.meet(task + 1)
         parts = (stream.train(task), stream.test(task))
@@ -52,5 +56,8 @@ class TestThenTrain(ClientPart):
         view = "global" if of_all else "after_downlink"
         ctx = replace(half.ctx, view=view, made={}, metrics={}, asked=set())
         method.load(ctx, half.payload, state)
-        found = score(method, ctx, half.payload, state, {"next": (x, y)})
+        sets = {"next": (x, y)}
+        if not self.client.may_score(half.order, ctx, half.payload, state, sets):
+            return None
+        found = score(method, ctx, half.payload, state, sets)
         return round(next(iter(found.values())).accuracy(), DIGITS)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
-from fedcli.runtime.released import beside_training
 from fedcli.runtime.setups import SetUp, SetUps
 from fedcli.runtime.state import StateDirectory
 from fedmodels.config.combinations import halves_of, part_at
@@ -38,6 +37,14 @@ class Brought(Protocol):
 
     def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
         """Look at the run that the clients have joined; raise ConfigError to stay out of it."""
+
+
+class CountsScores(Protocol):
+    """What a site counts scored models with."""
+
+    def takes(self, name: str, what: str) -> bool:
+        """Count a score by its name; False where there were enough."""
+        ...
 
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -108,6 +115,23 @@ class Client:
             for part in self.parts:
                 part.grown()
 
+    def may_score(
+        self, order: rpc.Order, ctx: ClientContext, payload: Bundle, state: Bundle, sets: TestSets
+    ) -> bool:
+        """Count a model that is to be scored, which ``ctx.net`` holds; False if it may not be.
+
+        A site that counts allows so many models over all runs. ``state`` is the private state.
+        """
+        counted: CountsScores | None = self.brought.get("scores")
+        if counted is None:
+            return True
+        from fedcli.runtime.released import beside_score  # few sites count
+        from fedmodels.training.identity import release_of_score
+
+        release = release_of_score(ctx, payload, state, sets, beside_score(order))
+        what = f"client {self.client}, round {order.round + 1}, {ctx.view or 'a model'}"
+        return counted.takes(release.name(self.states.secret()), what)
+
     @cached_property
     def hides(self) -> bool:
         """Whether a part hides something of the client: the text of an error may tell of it."""
@@ -138,6 +162,8 @@ class Training(ClientHalf):
 
     def beside(self) -> str:
         """Return what the training follows from beside what its half knows."""
+        from fedcli.runtime.released import beside_training  # private runs alone ask
+
         return beside_training(self.order, self.data, self.kept)
 
 
@@ -164,6 +190,8 @@ class ClientPart:
     """Does orders to train at the same time: tasks to results, in place of one after the other."""
     for_evaluator = True
     """Whether the evaluator has it as well."""
+    keeps_scores = False
+    """Whether it looks at models at hand even where they are not scored, and tells nothing."""
 
     def __init__(self, client: Client) -> None:
         """Take the client; raise ConfigError where it cannot take part."""

@@ -125,11 +125,19 @@ def add_score(
     state: Bundle,
     report: rpc.Report,
 ) -> None:
-    """Score the model in a context's net on the test sets of an order; parts see it afterwards."""
+    """Score the model in a context's net on the test sets of an order; parts see it afterwards.
+
+    A model that the site does not let be scored leaves nothing in the report.
+    """
     evaluate, view = client.experiment.evaluate, ctx.view
     masks = evaluate.class_masks and client.client != EVALUATOR
     seen = _seen(client, order) if masks else None
     sets, logits = dict(_sets(client, order, view)), dict[str, list[Tensor]]()
+    if not client.may_score(order, ctx, payload, state, sets):
+        for part in client.parts:
+            if part.keeps_scores:
+                part.scored(Scored(order, ctx, rpc.Report(), sets, logits))
+        return
     kept = logits if any(part.reads_logits for part in client.parts) else None
     found = score(client.method, ctx, payload, state, sets, seen, order.confusion, kept)
     by_class = client.experiment.announced == "exact"

@@ -152,7 +152,7 @@ def _joined(context: typer.Context, run: str, rules: Rules) -> int:
     given = context.params
     shown, states = given["show_uploads"], given["state_dir"]
     now = {"stay": False, "state_dir": states / run, "run_id": run}
-    if given["ledger"] is None and rules.floor is not None:  # one for all runs
+    if given["ledger"] is None and rules.counts:  # one for all runs
         now["ledger"] = states.absolute().parent / LEDGER
     if shown not in (None, "-"):
         now["show_uploads"] = Path(shown) / run

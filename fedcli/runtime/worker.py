@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -20,7 +21,6 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.machine import end_if_signalled, peak_rss_bytes
 from fedmodels.nets.split import SplitNet
 from fedmodels.position import Interaction, Round
-from fedmodels.privacy.release import Release
 from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
 from fedmodels.training.asked import local_view
@@ -30,6 +30,9 @@ from fedmodels.training.loop import ClientHalf
 from fedmodels.training.method import LocalResult
 from fedmodels.training.returned import check_upload
 from fedpb.v1 import coordinator_pb2 as rpc
+
+if TYPE_CHECKING:
+    from fedmodels.privacy.release import Release
 
 OBJECTS_BYTES = 64 << 10
 """What the Python objects of an open client take, about."""

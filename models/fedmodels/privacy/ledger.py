@@ -11,29 +11,23 @@ ledger. Rows of earlier versions count as they are; no training of now has the n
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
-import os
-import sqlite3
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fedmodels.errors import ArchiveError, ArchiveNotWritten, OrderDeclined
+from fedmodels.errors import ArchiveError, OrderDeclined
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases
 from fedmodels.privacy.exposures import Exposures, History, Keys, epsilon_of_histories, joined
+from fedmodels.privacy.ledger_file import LedgerFile
 
 Level = Literal["example", "client"]
 FORMAT = 1
-WAIT_S = 60.0
-"""How long a process waits for another one that writes."""
 _TABLES = {
     "facts": "name TEXT PRIMARY KEY, value TEXT NOT NULL",
     "examples": "digest BLOB PRIMARY KEY, cut TEXT NOT NULL, keys BLOB NOT NULL",
@@ -73,7 +67,7 @@ class Charge:
         return replace(self, releases=tuple(plain))
 
 
-class PrivacyLedger:
+class PrivacyLedger(LedgerFile):
     """A ledger; used by one thread."""
 
     def __init__(self, path: Path, level: Level) -> None:
@@ -82,20 +76,13 @@ class PrivacyLedger:
         Raises:
             ArchiveError: it is damaged, cannot be used, or counts what another level hides.
         """
-        self.path = path
         self._exposures: dict[str, Exposures] = {}
         """By cut."""
         self._seen, self._rows, self._names = 0, set[str](), set[str]()
         self._keys: tuple[Keys, Keys] | None = None
+        super().__init__(path, _TABLES)
         with self._told():
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=WAIT_S)
-            self._db.execute("PRAGMA synchronous=FULL")
             with self._writing():
-                for name, columns in _TABLES.items():
-                    self._db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
                 fresh = {"format": str(FORMAT), "level": level, "key": Secret.fresh().key.hex()}
                 self._db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", fresh.items())
             facts = dict(self._db.execute("SELECT name, value FROM facts"))
@@ -108,43 +95,6 @@ class PrivacyLedger:
                     f"{level}: name another file"
                 )
             self._refresh()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._db.close()
-
-    @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """Say in one line what is wrong with the file."""
-        try:
-            yield
-        except sqlite3.OperationalError as error:
-            is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
-            kind = ArchiveNotWritten if is_full else ArchiveError
-            full = OSError(errno.ENOSPC, str(error)) if is_full else None
-            raise kind(f"{self.path} cannot be used: {error}") from full
-        except OSError as error:
-            kind = (
-                ArchiveNotWritten if error.errno in (errno.ENOSPC, errno.EDQUOT) else ArchiveError
-            )
-            raise kind(f"{self.path} cannot be used: {error.strerror}") from None
-        except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
-            raise ArchiveError(
-                f"{self.path} is damaged ({error}): what was spent of privacy cannot be told; put "
-                "a copy of it back"
-            ) from None
-
-    @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Write all or nothing; it is on the disk afterwards. Other processes wait."""
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
-            raise
 
     # --- what was spent ---------------------------------------------------------------------------
 

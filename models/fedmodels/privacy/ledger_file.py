@@ -1,0 +1,89 @@
+"""A ledger's file: a database whose rows are on the disk before what they stand for leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from fedmodels.errors import ArchiveError, ArchiveNotWritten
+
+WAIT_S = 60.0
+"""How long a process waits for another one that writes."""
+
+
+class LedgerFile:
+    """An open file; used by one thread. Several processes may share it."""
+
+    def __init__(self, path: Path, tables: Mapping[str, str]) -> None:
+        """Open a file, or make it, for its owner alone; ``tables`` are columns by name.
+
+        Raises:
+            ArchiveError: it is damaged or cannot be used.
+        """
+        self.path = path
+        with self._told():
+            if not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=WAIT_S)
+            self._db.execute("PRAGMA synchronous=FULL")
+            with self._writing():
+                for name, columns in tables.items():
+                    self._db.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say in one line what is wrong with the file."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+            kind = ArchiveNotWritten if is_full else ArchiveError
+            full = OSError(errno.ENOSPC, str(error)) if is_full else None
+            raise kind(f"{self.path} cannot be used: {error}") from full
+        except OSError as error:
+            kind = (
+                ArchiveNotWritten if error.errno in (errno.ENOSPC, errno.EDQUOT) else ArchiveError
+            )
+            raise kind(f"{self.path} cannot be used: {error.strerror}") from None
+        except (sqlite3.DatabaseError, KeyError, ValueError, TypeError) as error:
+            raise ArchiveError(
+                f"{self.path} is damaged ({error}): what was spent of privacy cannot be told; put "
+                "a copy of it back"
+            ) from None
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Write all or nothing; it is on the disk afterwards. Other processes wait."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._db.execute("ROLLBACK")
+            raise
+
+    def adds(self, table: str, row: tuple[str | int, ...], most: int) -> bool:
+        """Add a row unless it is there, by its first column; False if there are ``most`` others.
+
+        Raises:
+            ArchiveError: the file cannot be used.
+        """
+        marks = ", ".join("?" * len(row))
+        with self._told(), self._writing():
+            if self._db.execute(f"SELECT 1 FROM {table} WHERE name = ?", row[:1]).fetchone():
+                return True
+            (known,) = self._db.execute(f"SELECT count(*) FROM {table}").fetchone()
+            if known >= most:
+                return False
+            self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+            return True
