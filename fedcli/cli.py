@@ -142,7 +142,7 @@ SiteLedger = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="What this site has spent in all runs, with --require-privacy; by default "
+        help="What this site has spent in all runs, with --require-privacy or --scores; by default "
         "fedtide-privacy.db beside the state directory.",
     ),
 ]
