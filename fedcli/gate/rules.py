@@ -136,10 +136,10 @@ class Rules:
         self.check_columns(experiment.data.columns if experiment.data else None)
         if self.floor is not None:
             self.floor.check(experiment)
-        if self.scores == 0 and (why := _scores_in(experiment)):
+        if self.scores == 0 and (why := experiment.scored_by):
             raise ConfigError(
-                f"the run scores models on this site's test examples ({why}), and this site allows "
-                "none: --scores N allows N models over all runs"
+                f"the run scores models on this site's test examples ({why}), which no noise "
+                "covers: --scores N allows so many models, over all runs"
             )
 
     def check_columns(self, columns: Columns | None) -> None:
@@ -219,21 +219,6 @@ def _read(columns: Columns) -> set[tuple[str, str]]:
     found |= {(name, role) for name, role in named if name}
     found |= {(name, "target") for name in columns.target or ()}
     return found | {(name, "labels") for name in columns.labels or ()}
-
-
-def _scores_in(experiment: Experiment) -> str:
-    """Return by which key of its config a run scores models on clients' examples; else nothing."""
-    evaluate, schedule, begins = experiment.evaluate, experiment.schedule, experiment.begins
-    scores = {
-        "[evaluate] views": bool(evaluate.views),
-        "[evaluate] prequential": evaluate.prequential,
-        "[evaluate] drift": evaluate.drift,
-        "[deploy] guard": experiment.guards_models,
-        "[schedule] patience": schedule.patience is not None,
-        "[schedule] target": schedule.target is not None,
-        "score_drop": begins.score_drop is not None,
-    }
-    return next((key for key, is_on in scores.items() if is_on), "")
 
 
 def _scores_of(text: str) -> int:

@@ -126,7 +126,7 @@ class Client:
         if counted is None:
             return True
         from fedcli.runtime.released import beside_score  # few sites count
-        from fedmodels.training.identity import release_of_score
+        from fedmodels.training.release import release_of_score
 
         release = release_of_score(ctx, payload, state, sets, beside_score(order))
         what = f"client {self.client}, round {order.round + 1}, {ctx.view or 'a model'}"

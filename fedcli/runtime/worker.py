@@ -32,7 +32,7 @@ from fedmodels.training.returned import check_upload
 from fedpb.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
-    from fedmodels.privacy.release import Release
+    from fedmodels.training.release import Release
 
 OBJECTS_BYTES = 64 << 10
 """What the Python objects of an open client take, about."""

@@ -37,8 +37,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"secure_",
         r"Secure[A-Z]\w+|secure_(?!channel|server|port)\w+",
         """
-        fedcli/gate/privacy_floor.py fedcli/joining.py fedmodels/config/combinations.py
-        fedmodels/config/privacy.py
+        fedcli/gate/privacy_floor.py fedcli/joining.py fedcli/runtime/released.py
+        fedmodels/config/combinations.py fedmodels/config/privacy.py
         """,
     ),
     "client privacy": (

@@ -23,17 +23,11 @@ def check_told(rules: Rules, experiment: Experiment, problem: Problem) -> None:
     """Check that a run needs nothing that a site with a floor does not tell.
 
     Raises:
-        ConfigError: it needs scores, or its uploads have keys that no noise covers; names the
-            option that would allow it.
+        ConfigError: its uploads have keys that no noise covers; names the option that would allow
+            it.
     """
     table = experiment.method
     method = make(table.name, **table.hyper_parameters())
-    scored = {*experiment.evaluate.views} & {*method.views} or experiment.guards_models
-    if scored and rules.scores == 0:
-        raise ConfigError(
-            "--require-privacy: the run scores models on this site's test examples, which no noise "
-            "covers: --scores N allows so many models, over all runs"
-        )
     found = set[str]()
     for run in RunFacts(experiment, problem).of_each_net:
         found |= {key for key in _uncovered(experiment, run) if not rules.tells(key)}

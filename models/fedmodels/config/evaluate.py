@@ -77,6 +77,12 @@ class Evaluate(StrictTable):
     in any case."""
 
     @property
+    def scored_by(self) -> str:
+        """Return the key by which models are looked at with clients' examples; empty if none is."""
+        keys = {"views": self.views, "prequential": self.prequential, "drift": self.drift}
+        return next((f"[evaluate] {key}" for key, is_on in keys.items() if is_on), "")
+
+    @property
     def at_once(self) -> int:
         """Return how many examples are scored together where nothing else decides."""
         return self.batch_size or AT_ONCE

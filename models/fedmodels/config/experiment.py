@@ -302,6 +302,18 @@ class Experiment(StrictTable):
         return self.deploy is not None and self.deploy.guard != "none"
 
     @property
+    def scored_by(self) -> str:
+        """Return the key by which models are scored on clients' own examples; empty if none is."""
+        schedule, begins = self.schedule, self.begins
+        others = {
+            "[deploy] guard": self.guards_models,
+            "[schedule] patience": schedule.patience is not None,
+            "[schedule] target": schedule.target is not None,
+            "score_drop": begins.score_drop is not None,
+        }
+        return self.evaluate.scored_by or next((key for key in others if others[key]), "")
+
+    @property
     def chosen_by(self) -> str:
         """Return the metric that chooses a round or a setting: of validation parts alone."""
         if self.targets:

@@ -29,7 +29,7 @@ from fedmodels.training.stepped import Batch, Phase, Stepped
 from fedmodels.training.steps import Steps, steps_of, tell_of_own_steps
 
 if TYPE_CHECKING:
-    from fedmodels.privacy.release import Release
+    from fedmodels.training.release import Release
 
 BLOCK = 2**26
 """Bytes of inputs that a GPU lays out at once."""
@@ -59,7 +59,7 @@ class ClientHalf:
     @cached_property
     def release(self) -> Release:
         """Return what the training follows from; private runs alone ask for it."""
-        from fedmodels.training.identity import release_of_training  # few runs need it
+        from fedmodels.training.release import release_of_training  # few runs need it
 
         return release_of_training(self.method, self.ctx, self.payload, self.state, self.beside())
 

@@ -142,7 +142,7 @@ def test_a_run_goes_on_where_sites_let_no_more_models_be_scored(digits, tmp_path
 )
 def test_a_run_that_scores_models_is_refused_where_a_site_allows_none(tables, why):
     rules, experiment = Rules.of(scores="none"), tiny_experiment(**tables)
-    with pytest.raises(ConfigError, match=rf"{why}.*allows none: --scores N allows"):
+    with pytest.raises(ConfigError, match=rf"{why}.*--scores N allows so many"):
         rules.joined(experiment, "run", [0])
     Rules.of(scores="3").joined(experiment, "run", [0])
     Rules.of(scores="none").joined(tiny_experiment(evaluate={"views": []}), "run", [0])

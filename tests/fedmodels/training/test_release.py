@@ -9,7 +9,7 @@ from fedmodels.config.bounds import HERE
 from fedmodels.config.combinations import BESIDE
 from fedmodels.config.sent import settings_digest, whole_digest
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.privacy.release import Release
+from fedmodels.training.release import Release
 from tests.conftest import tiny_experiment
 
 ONE = Release("train", "here", b"settings", "payload", "state", b"contents", b"labels")
