@@ -243,8 +243,12 @@ class Site:
             self._timer.start()
 
     def _due(self) -> None:
+        def look() -> None:
+            self._timer = None  # clocks differ: it may be early still, and be looked at again
+            self._make_tasks()
+
         with suppress(RuntimeError):  # the server has ended
-            self._later(self._make_tasks)
+            self._later(look)
 
     def _add(self, batch: Batch, drifted: str) -> bool:
         """Add a batch to the client's data, and tell whether it is a task.

@@ -211,7 +211,7 @@ def test_tasks_do_not_follow_each_other_faster_than_they_may(root, live, monkeyp
     assert len(tasks_of(root)) == 2
     assert here.store is not None
     here.store.keep({OWED: "it moved"})
-    for step in (0.0, 3599.0):
+    for step in (0.0, 3599.9):
         clock[0] += step
         x, y = rows[8]
         label(here, x + step, [NAMES[k] for k in y], now)
@@ -221,11 +221,12 @@ def test_tasks_do_not_follow_each_other_faster_than_they_may(root, live, monkeyp
     again = Site(root, 7, 10, every_s=3600)
     again._pool.submit(int).result()
     assert len(tasks_of(root)) == 2, "nor after a restart"
-    assert again._timer is not None
-    assert 0 < again._timer.interval <= 1
-    clock[0] += 1
-    again._timer.join()
-    again._pool.submit(int).result()
+    for later in (0.0, 1.0):  # a timer may go off a little before the other clock says so
+        assert again._timer is not None
+        assert 0 < again._timer.interval <= 0.2
+        clock[0] += later
+        again._timer.join()
+        again._pool.submit(int).result()
     again.end()
     task = tasks_of(root)[2]
     assert sum(task.train) + sum(task.test) == 90, "what waited is one task, and nothing is lost"
