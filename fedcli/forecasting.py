@@ -36,6 +36,7 @@ from fedmodels.printable import bytes_text, duration, text_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
+from fedmodels.times import LONG_S
 from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import broadcast, evaluation, init_server, learns_at_task_end, reduce
 from fedmodels.training.method import Method
@@ -52,8 +53,6 @@ STEP, SHARE, LEAP = 0.1, 0.25, 16
 """Seconds that a length has to add before the time of the whole is concluded from them; the share
 of the shortest trial that they have to be as well, which varies by itself; and by how much a length
 that adds nothing grows at most from one trial to the next."""
-LONG_S = 600.0
-"""A run that takes longer is told what makes it shorter."""
 LOOKED_AT = 20
 """Clients whose examples are counted."""
 CLIENT, BYTES = 0.005, 1e9

@@ -28,6 +28,7 @@ from fedmodels.files import write_atomically
 from fedmodels.machine import tells_traces
 from fedmodels.position import Interaction
 from fedmodels.printable import printable
+from fedmodels.times import DRAIN_S
 from fedmodels.training.asked import load_ahead
 from fedmodels.training.fault import name_faults
 from fedmodels.usual import usual_keys
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
     from fedsrv.identity.tls import Credentials
 
 log = logging.getLogger(__name__)
-DRAIN_S = 20.0
-"""Time that an interaction under way has to end when the run is to stop."""
 
 
 @dataclass(frozen=True)
@@ -333,7 +332,7 @@ def _run_to_the_end(
     else:  # the engine did not
         events.tell("finished", metrics=before["metrics"], state_sha256=before["state_sha256"])
         line = (
-            f"the run in {store.path} had finished before: it waits up to {cohort.LEASE_S:g} s to "
+            f"the run in {store.path} had finished before: it waits up to {cohort.lease_s:g} s to "
             "tell clients that were away at its end"
         )
         events.tell("note", line=line)

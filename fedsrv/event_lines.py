@@ -10,18 +10,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from fedmodels.printable import bytes_text, duration, printable
+from fedmodels.times import LAST_WORDS_S, LINES_WITHIN_S
 from fedsrv.events import Event, EventLog
 from fedsrv.run_status import RunStatus, number_text, place_text, scores_text
 
-LAST_WORDS_S = 5.0
-"""Time for what is left to say when a run has ended."""
 FREQUENT = frozenset({"order", "beat", "upload", "head", "present"})
 """Kinds that come for every client in every interaction, and those that tell a watcher alone."""
 ENDED = "ended"
 """The kind that tells watchers why a run ends before its end; the command's last line says it."""
 COMINGS = frozenset({"joined", "left"})
 """Kinds of events that a client brings about as often as it likes."""
-MAX_COMINGS, WITHIN_S = 20, 60.0
+MAX_COMINGS = 20
 """Lines about one client's coming and going in any minute."""
 GRAVE = frozenset(
     {
@@ -211,7 +210,7 @@ class ComingsLimit:
         if event.kind not in COMINGS:
             return line
         told = self._told.setdefault(event.client, deque(maxlen=MAX_COMINGS))
-        if len(told) < MAX_COMINGS or event.unix_time - told[0] > WITHIN_S:
+        if len(told) < MAX_COMINGS or event.unix_time - told[0] > LINES_WITHIN_S:
             told.append(event.unix_time)
             self._silenced.discard(event.client)
             return line

@@ -20,14 +20,9 @@ from typing import Any
 from fedmodels.config.places import check_address
 from fedmodels.errors import ConfigError, RunFailed, pip_line, reason_of
 from fedmodels.processes import Box, Child, Popen, started
+from fedmodels.times import CONNECTED_S, RAY_LEAVING_S, REACHED_S
 
 RAY = "ray"
-REACHED_S = 5.0
-"""Time in which a cluster's address has to be reached."""
-CONNECTED_S = 60.0
-"""Time in which Ray has to answer there; a cluster of this machine is started in it."""
-LEAVING_S = 10.0
-"""Time in which Ray has to end what runs."""
 ADVICE = "give the address that ray start --head printed, on a machine of the cluster"
 
 
@@ -178,4 +173,4 @@ class RayCluster:
 
     def end(self) -> None:
         """End everything that runs on the cluster; Ray has a limited time for it."""
-        self._child.end(LEAVING_S)
+        self._child.end(RAY_LEAVING_S)

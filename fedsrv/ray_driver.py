@@ -32,10 +32,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.processes import end_with_parent
+from fedmodels.times import NO_ROOM_S
 from fedsrv.ray_cluster import taken
-
-NO_ROOM_S = 5.0
-"""After this time what has not begun is told to wait."""
 
 
 class Remote:

@@ -28,10 +28,9 @@ from fedmodels.config.sent import with_whole_places
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed, RunStopped, reason_of
 from fedmodels.files import sync_path, write_atomically
 from fedmodels.processes import run_program
+from fedmodels.times import QUEUE_LOOK_S
 from fedsrv.state.run_directory import is_vacant, lock, refuse_in_use
 
-LOOK_S = 2.0
-"""How often a queue looks for a run while it has none."""
 State = Literal["waiting", "running", "over", "failed", "withdrawn"]
 log = logging.getLogger(__name__)
 
@@ -180,7 +179,7 @@ def serve_all(queue: Path, options: Sequence[str]) -> NoReturn:
             if not is_idle:
                 log.info("%s has no run that waits: fedsrv submit puts one there", queue)
             is_idle = True
-            time.sleep(LOOK_S)
+            time.sleep(QUEUE_LOOK_S)
     finally:
         os.close(handle)
 
@@ -234,4 +233,4 @@ def _wait_for(run: QueuedRun) -> None:
             if not is_told:
                 log.info("%s: waits: %s", run.place.name, error)
             is_told = True
-            time.sleep(LOOK_S)
+            time.sleep(QUEUE_LOOK_S)

@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedmodels.run_classes import ClassChange
+from fedmodels.times import CONNECT_S, HEALTH_S, REFUSED_AGAIN_S, REFUSED_S
 from fedpb import SERVICE
 from fedpb.unreachable import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -23,13 +24,6 @@ from fedsrv.events import Event
 from fedsrv.identity.tls import caller_channel, silence_of
 from fedsrv.transport.event_messages import event_of
 
-CONNECT_S = 10.0
-"""How long a host that says nothing may take to answer."""
-HEALTH_S = 5.0
-"""A coordinator that is there answers sooner."""
-REFUSED_S = 1.0
-"""How long a port that refuses is asked again: its coordinator may be just starting."""
-AGAIN_S = 0.05
 _SILENCE = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED
 """What gRPC says where no coordinator answers."""
 
@@ -67,13 +61,13 @@ def _health(
     while True:
         left = begun + within_s - time.monotonic()
         try:
-            return check(health_pb2.HealthCheckRequest(), timeout=max(left, AGAIN_S))
+            return check(health_pb2.HealthCheckRequest(), timeout=max(left, REFUSED_AGAIN_S))
         except grpc.RpcError as error:
             if error.code() not in _SILENCE:
                 raise
             if time.monotonic() - begun > min(refused_s, within_s):
                 raise LinkError(silence_of(address, credentials)) from None
-        time.sleep(AGAIN_S)
+        time.sleep(REFUSED_AGAIN_S)
 
 
 def watched(

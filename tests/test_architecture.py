@@ -64,6 +64,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 
 FROM_FEDMODELS_INTO_FEDPB = (
     "fedmodels.tensors", "fedmodels.errors", "fedmodels.client_ids", "fedmodels.data_description",
+    "fedmodels.times",
 )  # fmt: skip
 ROOMS = {
     "fedtide": (
@@ -71,9 +72,10 @@ ROOMS = {
         "open_runs", "server_half", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "client_ids", "position", "shortages", "machine", "devices", "printable",
-        "charts", "log_lines", "files", "line_file", "code_names", "own_code", "http_server",
-        "spans", "completion", "help_panels", "commands", "processes", "tensors", "class_names",
+        "errors", "times", "guarded", "client_ids", "position", "shortages", "machine", "devices",
+        "printable", "charts", "log_lines", "files", "line_file", "code_names", "own_code",
+        "http_server", "spans",
+        "completion", "help_panels", "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
         "usual", "resolution", "config_file", "options",

@@ -8,10 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedmodels.files import Stamp, stamp_of
+from fedmodels.times import SETTLE_S
 
-SETTLE_S = 5.0
-"""How long a file or folder must not have changed. Whoever pauses for longer while writing writes
-under a hidden name, and renames it at the end."""
 Stamps = tuple[tuple[str, Stamp], ...]
 """The files of a path, by name, each with what changes when it is written."""
 

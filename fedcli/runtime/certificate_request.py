@@ -24,6 +24,7 @@ from cryptography.x509.oid import NameOID
 from fedmodels.errors import ConfigError, LinkError, reason_of
 from fedmodels.files import write_new
 from fedmodels.printable import printable
+from fedmodels.times import ENROL_S
 from fedpb.channels import channel_options
 from fedpb.identities import without
 from fedpb.invitation import ENROLMENT_SERVICE, Invitation
@@ -34,8 +35,6 @@ from fedpb.v1 import enrolment_pb2 as rpc
 
 MAX_LETTERS = 1 << 14
 """Of what standard input may bring; a token has some 1,000."""
-ENROL_S = 20.0
-"""How long the authority's service may take."""
 
 
 def given_token(file: str) -> str:

@@ -24,13 +24,12 @@ from fedmodels.files import LEFTOVER, linked, locked, read_regular, sync_path, w
 from fedmodels.nets.trained import KEY, ModelFacts
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.times import ASK_AGAIN_S, LOCK_S
 
 FOLDER, CURRENT, PREVIOUS = "model", "current.safetensors", "previous.safetensors"
 DIGEST, AFTER = "sha256", "interaction"
 """Keys of the header of a live model's file: the digest of the weights, and the interaction after
 which the model stood."""
-LOCK_S, ASK_AGAIN_S = 30.0, 0.02
-"""How long a change waits for another process's change, and how often it asks."""
 Count = Annotated[int, Field(ge=0)]
 
 

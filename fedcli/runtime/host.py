@@ -31,7 +31,7 @@ from fedcli.runtime.answers import (
 from fedcli.runtime.client_part import NOTHING, Brought
 from fedcli.runtime.enrolment import Enrolment, client_of
 from fedcli.runtime.link import Link, Membership
-from fedcli.runtime.order_queue import WAKE_S, OrderQueue
+from fedcli.runtime.order_queue import OrderQueue
 from fedcli.runtime.patience import executed, patiently
 from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import GivenOrder, Progress, Result
@@ -52,12 +52,11 @@ from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.times import FOLLOWED_WITHIN_S, WAKE_S, transfer_s
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import usual_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
-FOLLOWED_WITHIN_S = 15.0
-"""How long to wait for the other orders that are trained together with one."""
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
@@ -237,7 +236,8 @@ class Host:
         taken = [found]
         most = self.workers.at_once if found[0].kind == rpc.ORDER_KIND_TRAIN else 1
         while len(taken) < most and taken[-1][0].following:
-            found = self._orders.take(FOLLOWED_WITHIN_S)
+            like_the_last = transfer_s(taken[-1][1].num_bytes())
+            found = self._orders.take(FOLLOWED_WITHIN_S + like_the_last)
             if found is None:  # the server lost sight of them, as after a crash
                 break
             if not _belongs(found[0], [order for order, _ in taken]):

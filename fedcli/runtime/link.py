@@ -32,6 +32,7 @@ from fedcli.runtime.known_history import KnownHistory
 from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
+from fedmodels.times import LEAVE_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
 from fedpb.codec import merged
@@ -43,7 +44,7 @@ from fedpb.told import Passed, Pushed
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription
 
-LEAVE_S, LEAVING = 2.0, 500
+LEAVING = 500
 """How long the server has to take sessions back, and how many are given back in one call."""
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,13 +11,10 @@ from typing import TypeAlias
 
 from fedcli.runtime.answers import RunOver
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.times import IDLE_TOLD_S, WAKE_S
 from fedpb.v1 import coordinator_pb2 as rpc
 
 OrderWithPayload: TypeAlias = tuple[rpc.Order, Bundle]
-IDLE_TOLD_S = 60.0
-"""A process without an order for this time says so, once for each wait."""
-WAKE_S = 1.0
-"""A wait is cut into pieces of this length: a signal that another thread got is seen then."""
 log = logging.getLogger(__name__)
 
 

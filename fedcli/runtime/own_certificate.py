@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 
+from fedmodels.times import CERTIFICATE_EVERY_S
 from fedpb.pem import caller_pems, ends_of
 
 log = logging.getLogger(__name__)
@@ -16,8 +17,6 @@ log = logging.getLogger(__name__)
 
 class OwnCertificate:
     """The certificate of a client's process, which warns before it ends."""
-
-    EVERY_S = 24 * 3600.0
 
     def __init__(self, path: Path) -> None:
         """Warn nobody yet."""
@@ -27,7 +26,7 @@ class OwnCertificate:
         """Warn if the certificate ends soon, once a day."""
         if time.monotonic() < self._next:
             return
-        self._next = time.monotonic() + self.EVERY_S
+        self._next = time.monotonic() + CERTIFICATE_EVERY_S
         for line in ends_of(self._path, "--tls-cert"):
             log.warning("%s", line)
 

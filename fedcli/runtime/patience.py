@@ -12,12 +12,9 @@ from fedcli.runtime.worker import GivenOrder, Progress, Result
 from fedmodels.errors import ArchiveNotWritten
 from fedmodels.printable import printable
 from fedmodels.shortages import is_passing
+from fedmodels.times import FIRST_WAIT_S, LONGEST_WAIT_S, ORDER_LOOK_S, PATIENCE_S
 from fedpb.v1 import coordinator_pb2 as rpc
 
-FIRST_WAIT_S, LONGEST_WAIT_S, LOOK_S = 1.0, 30.0, 0.1
-"""The first and the longest pause before an order is tried again; looks at whether it is wanted."""
-PATIENCE_S = 600.0
-"""How long an order is tried again that fails for want of room or of open files."""
 ADVICE = (
     "make room, or raise the limit; the run waits for this client, or goes on without it where "
     "[server] min_clients and deadline_s say so"
@@ -95,7 +92,7 @@ def patiently(who: str, do: Callable[[], T], is_wanted: Callable[[], bool]) -> T
         log.warning("%s: %s; trying again in %.0f s: %s", who, why, wait_s, ADVICE)
         until = time.monotonic() + wait_s
         while is_wanted() and time.monotonic() < until:
-            time.sleep(LOOK_S)
+            time.sleep(ORDER_LOOK_S)
         if not is_wanted():
             return None
         wait_s = min(2 * wait_s, LONGEST_WAIT_S)

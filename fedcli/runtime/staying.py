@@ -25,6 +25,7 @@ from fedmodels.machine import end_on_sigterm
 from fedmodels.options import words_of
 from fedmodels.printable import printable
 from fedmodels.processes import run_program
+from fedmodels.times import FIRST_PAUSE_S, LAST_PAUSE_S, OVER_S, SITE_LOOK_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
 from fedpb.told import Door, Passed
@@ -34,12 +35,6 @@ from fedpb.v1 import coordinator_pb2 as rpc
 if TYPE_CHECKING:
     import typer
 
-LOOK_S = 5.0
-"""How long a site waits before it asks again who serves at the address, and for an answer."""
-FIRST_PAUSE_S, LAST_PAUSE_S = 5.0, 300.0
-"""After a run that ended this site's part by a fault: how long it waits before it joins again."""
-OVER_S = 60.0
-"""After a run that is over: how long the site leaves it alone while it is still served."""
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +64,7 @@ class Address:
                 rpc.PrepareResponse.FromString,
             )
             try:
-                found: str = call(Door().passed(asked), timeout=LOOK_S).run_id
+                found: str = call(Door().passed(asked), timeout=SITE_LOOK_S).run_id
             except grpc.RpcError as error:
                 self._tell(in_words(printable(error.details() or error.code().name)))
                 return None
@@ -108,8 +103,8 @@ def each_run(
     while True:
         run = runs()
         if run is None or (run == last and left_s > 0):
-            left_s = left_s - LOOK_S if run else 0.0
-            wait(LOOK_S)
+            left_s = left_s - SITE_LOOK_S if run else 0.0
+            wait(SITE_LOOK_S)
             continue
         if run != last:
             pause_s = FIRST_PAUSE_S

@@ -21,6 +21,7 @@ from fedcli.serving.workbook_trial import is_cheap
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts
+from fedmodels.times import WORKBOOK_CPU_S, WORKBOOK_S
 
 KINDS = {
     "text/csv": "csv", "text/tab-separated-values": "tsv", "application/json": "npy",
@@ -36,7 +37,7 @@ MAX_NUMBERS = 1 << 18
 """Numbers and arrays of a JSON body. While it is read, nothing else of Python runs."""
 MAX_UNPACKED = 1 << 26
 """Bytes that a workbook unpacks to."""
-TRIED, CPU_S, PATIENCE_S = 1 << 20, 10, 30.0
+TRIED = 1 << 20
 """A workbook that unpacks to more bytes is tried apart first, and takes no more seconds there, of
 the processor and in all."""
 MAX_CELLS = 1 << 20
@@ -209,10 +210,10 @@ def _check_workbook(file: Path, facts: ModelFacts) -> None:
             names = archive.namelist()
             if sizes > MAX_UNPACKED:
                 raise DataError(f"the input unpacks to more than {MAX_UNPACKED} bytes: {IN_PARTS}")
-            if sizes > TRIED and not is_cheap(file, CPU_S, PATIENCE_S):
+            if sizes > TRIED and not is_cheap(file, WORKBOOK_CPU_S, WORKBOOK_S):
                 raise DataError(
-                    f"the input takes more than {CPU_S} seconds of the processor to read: send it "
-                    "in parts, or its table as CSV"
+                    f"the input takes more than {WORKBOOK_CPU_S} seconds of the processor to read: "
+                    "send it in parts, or its table as CSV"
                 )
             cells, rows = (
                 sum(len(mark.findall(archive.read(name))) for name in names) for mark in (CELL, ROW)

@@ -27,12 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmodels.errors import ArchiveNotWritten, DataError
+from fedmodels.times import FEEDBACK_KEPT_S
 
 FILE = "served.db"
 MAX_BYTES = 256 << 20
 """Size of the file; inputs that were asked take half of it at most."""
-KEPT_S = 30 * 86400
-"""How long an input that was asked waits for its label."""
 KEPT_ROWS = 250_000
 """Of so many of the last rows the file knows that they became part of a task."""
 PAGE, BESIDE = 4096, 200
@@ -90,7 +89,7 @@ class LabelStore:
             with self._db:
                 for line in TABLES:
                     self._db.execute(line)
-                self._db.execute("DELETE FROM asked WHERE at < ?", (time.time() - KEPT_S,))
+                self._db.execute("DELETE FROM asked WHERE at < ?", (time.time() - FEEDBACK_KEPT_S,))
             found = self._db.execute("SELECT coalesce(sum(size), 0) FROM asked")
             self._held = int(found.fetchone()[0])  # bytes of what was asked
 
@@ -135,7 +134,7 @@ class LabelStore:
             now, held = time.time(), self._held + size
             oldest = "SELECT id, size, at FROM asked ORDER BY at LIMIT 1"
             while (old := db.execute(oldest).fetchone()) is not None:
-                if held <= MAX_BYTES // 2 and old[2] >= now - KEPT_S:
+                if held <= MAX_BYTES // 2 and old[2] >= now - FEEDBACK_KEPT_S:
                     break
                 db.execute("DELETE FROM asked WHERE id = ?", (old[0],))
                 held -= old[1]

@@ -45,6 +45,7 @@ from fedmodels.errors import ArchiveNotWritten, DataError, FedtideError, pip_lin
 from fedmodels.http_server import HttpServer, Response
 from fedmodels.machine import cores
 from fedmodels.printable import json_text, printable
+from fedmodels.times import ANSWER_S, BODY_S, LAST_ANSWERS_S, RETRY_AFTER_S
 
 JSON_KIND = "application/json"
 JSON = f"{JSON_KIND}; charset=utf-8"
@@ -56,12 +57,6 @@ MAX_WORKERS = 4
 """Requests that are worked on at a time, at most; no more than there are cores."""
 MAX_WAITING = 256
 """Requests that wait for their turn; others are told when to come again."""
-BODY_S, ANSWER_S = 15.0, 30.0
-"""Time for the body of a request, and then for its answer, the wait for its turn included."""
-AGAIN_AFTER_S = 1
-"""After how many seconds a caller who finds no room is to come again."""
-LAST_ANSWERS_S = 10
-"""Time for requests that have come when the server is stopped."""
 log = logging.getLogger(__name__)
 Find = Callable[[Loaded, str, bytes], dict[str, Any]]
 """Returns the answer to a body of a kind."""
@@ -138,7 +133,7 @@ class ModelServer(HttpServer):
             )
             for place, answer in places.items()
         ]
-        super().__init__(host, port, routes, LAST_ANSWERS_S, allowed_hosts)
+        super().__init__(host, port, routes, round(LAST_ANSWERS_S), allowed_hosts)
 
     @property
     def is_idle(self) -> bool:
@@ -371,7 +366,7 @@ class ModelServer(HttpServer):
         """
         found = super().sent(answer)
         if answer.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS):
-            found.headers["Retry-After"] = str(AGAIN_AFTER_S)
+            found.headers["Retry-After"] = str(RETRY_AFTER_S)
         by = answer.by if isinstance(answer, Told) else None
         if live is None and len(self.models) == 1:
             (live,) = self.models.values()

@@ -20,11 +20,10 @@ from fedmodels.errors import DataError, FedtideError, reason_of
 from fedmodels.files import write_atomically
 from fedmodels.machine import end_if_signalled
 from fedmodels.printable import printable
+from fedmodels.times import FOLDER_LOOK_S
 
 ANSWER, REFUSAL = ".predictions.csv", ".error.txt"
 """How the name of an answer goes on after that of its file."""
-LOOK_S = 0.5
-"""How often a folder is looked at."""
 KINDS = (*ENDS, *TABLE_ENDS, ARRAYS, ".zip")
 log = logging.getLogger(__name__)
 
@@ -64,7 +63,7 @@ class WatchedFolder:
         while True:
             end_if_signalled()
             yield from self.answers()
-            time.sleep(LOOK_S)
+            time.sleep(FOLDER_LOOK_S)
 
     def _open_files(self) -> dict[Path, int]:
         """Return the files that have no answer, or that of another content, and their times."""

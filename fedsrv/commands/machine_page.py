@@ -22,12 +22,11 @@ import psutil
 from fedmodels.commands import PREFIXES
 from fedmodels.machine import cores, free_bytes
 from fedmodels.printable import bytes_text, without_passwords
+from fedmodels.times import DOCTOR_S
 from fedpb.unreachable import EXCEPTIONS, PROXIES
 
 Facts = Mapping[str, str]
 """Lines by what they are about."""
-PATIENCE_S = 5
-"""How long a server may take to answer a connection."""
 THREADS = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG")
 """Variables of others that change how a run computes."""
 
@@ -105,11 +104,11 @@ def reached(host: str, port: int) -> str:
     """Return whether a connection to a server can be made from here, past any proxy."""
     begun = time.monotonic()
     try:
-        socket.create_connection((host, port), PATIENCE_S).close()
+        socket.create_connection((host, port), DOCTOR_S).close()
     except (socket.gaierror, UnicodeError):
         return "its name is not known here"
     except OSError as error:
-        return f"cannot be reached: {error.strerror or f'no answer in {PATIENCE_S} s'}"
+        return f"cannot be reached: {error.strerror or f'no answer in {DOCTOR_S} s'}"
     return f"takes connections, after {(time.monotonic() - begun) * 1000:.0f} ms"
 
 

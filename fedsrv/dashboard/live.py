@@ -25,6 +25,7 @@ from fedmodels.errors import ConfigError, FedtideError
 from fedmodels.http_server import POLICY, PageServer, Response
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.printable import Unit, bytes_text, duration, json_text, printable, text_of
+from fedmodels.times import FRESH_S, LAST_LOOK_S, WATCHED_S
 from fedsrv.events import Ending, Event, EventLog
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
@@ -50,11 +51,9 @@ MAX_MOVED = 8
 MAX_CLIENTS = 200
 """Clients that have a row of their own; of more, quantiles over all are shown besides."""
 QUANTILES = {"least": 0.0, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "most": 1.0}
-FRESH_S, SHARE = 1.0, 0.1
+SHARE = 0.1
 """Records are read again after this time at the earliest, and reading them takes no more than this
 share of it."""
-WATCHED_S = 5.0
-"""A page that was asked for within this time is open."""
 Columns = Mapping[str, Mapping[int, float]]
 FORMS = {"training": duration, "down": bytes_text, "up": bytes_text, "stood out": "{:.0f}".format,
          "mae": "{:.4g}".format}  # fmt: skip
@@ -293,10 +292,6 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return -1
-
-
-LAST_LOOK_S = 3.0
-"""Time for a page that is open to ask for the last state of a run that has ended."""
 
 
 def page_server(host: str, port: int, page: LivePage) -> PageServer:

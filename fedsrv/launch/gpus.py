@@ -19,10 +19,8 @@ import torch
 
 from fedmodels.config.places import check_gpu, gpu_of
 from fedmodels.errors import ConfigError
+from fedmodels.times import LOOKING_S
 from fedsrv.launch.forked import Forked
-
-LOOKING_S = 60.0
-"""How long a look may take: a driver that was asleep needs seconds."""
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from fedmodels.errors import (
 from fedmodels.log_lines import LogLevel
 from fedmodels.processes import Box, Child, ProcessLine, next_said, started
 from fedmodels.tensors.bundle import EVALUATOR
+from fedmodels.times import CLIENTS_LEAVING_S
 from fedmodels.training.asked import AHEAD
 from fedsrv import parts
 from fedsrv.events import HAS_FAILED, Event
@@ -61,8 +62,6 @@ from fedsrv.state.run_record import read_run
 
 MAX_RESTARTS = 3
 """Restarts of one process without progress of the run, after which the run has failed."""
-LEAVING_S = 10.0
-"""Time for clients to end by themselves after the end of the run."""
 log = logging.getLogger(__name__)
 
 
@@ -370,7 +369,7 @@ class Launch:
         until = math.inf
         while not (self.finished and self.ended >= set(self.clients)):
             if self.finished:
-                until = min(until, time.monotonic() + LEAVING_S)
+                until = min(until, time.monotonic() + CLIENTS_LEAVING_S)
             said = next_said(self.box, until)
             if said is None:  # a client that missed the end would wait for ever
                 return

@@ -24,6 +24,7 @@ from fedmodels.tensors.differences import STATISTICS, Measured, TrainingBase
 from fedmodels.tensors.differences import WEIGHTS as PARAMETERS
 from fedmodels.tensors.packed_weights import packed
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
+from fedmodels.times import LEFT_OUT_S, SUM_S, transfer_s
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Allocate, Answer, Answers, Trip
 from fedsrv.engine.reduction import without_weights
@@ -31,11 +32,6 @@ from fedsrv.relay.relayed_sums import RelayedSum, RelayedSums
 from fedsrv.transport.intake import Intake, Push
 from fedsrv.transport.refusals import Superseded, WrongRun
 
-LEFT_OUT_S = 15.0
-"""Time in which a client that a sum left out must come whole: it brings its upload again where the
-relay never heard that the first one came."""
-SUM_S, SUM_BYTES_PER_S = 90.0, 16 << 10
-"""Time for a sum: that of a Push of its size, and half a minute to begin it."""
 WEIGHTS, ONLY_SCORED = "weights/", "weights/eval/"
 ROUNDING = 1e-4
 """Part of a norm by which rounding to float32 may change it."""
@@ -106,12 +102,13 @@ class OverdueSums:
             is_there: tells whether a client is connected, and so its relay.
             now: the time on the monotonic clock.
         """
+        whole_s = LEFT_OUT_S + transfer_s(self.num_bytes)  # to the relay, and from there
         for client, since in self._left_out.items():
-            if client not in answered and is_there(client) and now - since >= LEFT_OUT_S:
+            if client not in answered and is_there(client) and now - since >= whole_s:
                 yield client, "left it out of its sum"
         there = {group for group in owed if all(map(is_there, group))}
         self._complete = {group: self._complete.get(group, now) for group in there}
-        limit = SUM_S + self.num_bytes / SUM_BYTES_PER_S
+        limit = SUM_S + transfer_s(self.num_bytes)
         for group, since in self._complete.items():
             if now - since >= limit:
                 yield from ((client, "brought no sum") for client in group)

@@ -21,6 +21,8 @@ from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.guarded import Guarded
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.times import LOOK_EVERY_S, MAX_WAIT_S, PAUSE_S, QUIET_S, transfer_s
+from fedpb.frames import MESSAGE_BYTES
 from fedpb.orders import WITHOUT_PAYLOAD, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen, open_server, telling_the_end
@@ -34,14 +36,9 @@ from fedsrv.relay.uplink import REFUSALS, CallFailed, Uplink, meaning_of
 from fedsrv.transport.refusals import NotReady, RunOver, Superseded, UnknownSession
 from fedsrv.transport.sessions import client_id_of
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.waiting import LOOK_EVERY_S
 
 MEMORY_MB = 256
 """Uploads of a group beyond it are added up as they come."""
-QUIET_S = 15.0
-"""How long nothing may come between two orders of one issue before they are asked for again."""
-PAUSE_S, MAX_WAIT_S = 0.1, 2.0
-"""Shortest and longest pause before a call that is made again."""
 log = logging.getLogger("fedsrv")
 
 
@@ -188,7 +185,7 @@ class Relaying:
             return
         self._seen = moves, now
         live = self._live_tokens()
-        half_way = self._delivery.orders and now - self._heard > QUIET_S
+        half_way = self._delivery.orders and now - self._heard > QUIET_S + transfer_s(MESSAGE_BYTES)
         if self._call is not None and (live != self._pulled or half_way):
             self._call.cancel()
 

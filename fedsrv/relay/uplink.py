@@ -11,6 +11,7 @@ from google.protobuf.message import Message
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.times import BEAT_S, CHECK_S, JOIN_S, LEAVE_S
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE
 from fedpb.channels import set_out_by
 from fedpb.headers import header_of
@@ -32,8 +33,6 @@ from fedsrv.transport.refusals import (
 )
 
 CallFailed: TypeAlias = grpc.RpcError
-CHECK_S, JOIN_S, BEAT_S, LEAVE_S = 1.0, 60.0, 5.0, 2.0
-"""Time limits of calls."""
 Q = TypeVar("Q", bound=Message)
 R = TypeVar("R", bound=Message)
 _MEANINGS: dict[grpc.StatusCode, type[Exception]] = {

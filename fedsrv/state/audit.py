@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 from fedmodels.errors import ArchiveError
 from fedmodels.line_file import LineFile
 from fedmodels.printable import printable
+from fedmodels.times import LINES_WITHIN_S
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record
 
 AUDIT = "audit.jsonl"
 AT_WILL = frozenset({"refused", "joined", "left"})
 """Kinds of lines that a caller can cause as often as it likes."""
-MAX_AT_WILL, WITHIN_S = 300, 60.0
+MAX_AT_WILL = 300
 """Limit of lines of each such kind in so many seconds; one line counts those beyond it."""
 MAX_WARNED = 5
 """Warnings that a report shows."""
@@ -166,7 +167,7 @@ class Audit:
                 if count > MAX_AT_WILL:
                     self._add(kind, {"more": count - MAX_AT_WILL})
             self._at_will.clear()
-            self._until = now + WITHIN_S
+            self._until = now + LINES_WITHIN_S
         self._at_will[what] += 1
         return self._at_will[what] > MAX_AT_WILL
 

@@ -17,6 +17,7 @@ from tempfile import mkdtemp
 from fedmodels.errors import Interrupted, RunStopped, reason_of
 from fedmodels.files import write_atomically
 from fedmodels.processes import end_with_parent
+from fedmodels.times import POLL_S
 from fedsrv.state.run_directory import may_hold_a_run
 from fedsrv.sweep.plan import PlannedRun
 
@@ -28,8 +29,6 @@ Each = Callable[[Call, Sequence[PlannedRun]], Iterable[tuple[PlannedRun, str]]]
 """Calls a function for each of several runs; yields runs as they end, and why they failed."""
 Until = Callable[[], bool]
 """Tells whether a run has run long enough."""
-POLL_S = 0.5
-"""Seconds between two looks at a run that may be stopped."""
 Resources = Mapping[str, str | int | float]
 """What one run takes of a cluster."""
 

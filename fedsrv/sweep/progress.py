@@ -20,16 +20,13 @@ from rich.table import Table
 from rich.text import Text
 
 from fedmodels.printable import duration, printable
+from fedmodels.times import LOGS_LOOK_S, SAID_EVERY_S
 from fedsrv.event_lines import committed_in
 from fedsrv.events import Event
 from fedsrv.run_status import Pace
 from fedsrv.sweep.execution import Say
 from fedsrv.sweep.plan import PlannedRun
 
-LOOK_S = 1.0
-"""Logs are read so often."""
-SAID_EVERY_S = 10.0
-"""A line says how far the runs are so often, where there is no terminal."""
 MAX_SHOWN = 16
 """Runs under way that are shown by name; the others are counted."""
 
@@ -141,7 +138,7 @@ class SweepProgress:
             self._live.stop()
 
     def _follow(self) -> None:
-        while not self._stop.wait(LOOK_S):
+        while not self._stop.wait(LOGS_LOOK_S):
             self.look(monotonic())
 
     def look(self, now: float) -> None:

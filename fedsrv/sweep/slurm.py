@@ -23,6 +23,7 @@ from typing import Any
 
 from fedmodels.errors import ConfigError, RunFailed, pip_line
 from fedmodels.machine import set_by_sigterm
+from fedmodels.times import JOBS_LOOK_S, SLURM_ANSWER_S, SLURM_ASK_S
 from fedsrv.sweep.execution import Call, Each, Grave, Resources, Say
 from fedsrv.sweep.plan import PlannedRun
 
@@ -30,12 +31,6 @@ MINUTES = 24 * 60
 """Time of one run unless resources say ``timeout_min``."""
 MAX_SUBMISSIONS = 4
 """How often one run is submitted at most, where Slurm takes its jobs away and queues none again."""
-LOOK_S = 1.0
-"""Interval of looks for results in the folder."""
-ASK_S = (2.0, 60.0)
-"""Interval of questions to Slurm's controller: the first, and the longest."""
-ANSWER_S = 60.0
-"""Time that a command of Slurm may take."""
 TAKEN_AWAY = {"BOOT_FAIL", "NODE_FAIL", "PREEMPTED", "TIMEOUT"}
 """States of a job that ended through no fault of its run."""
 ENDED = {*TAKEN_AWAY, "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "OUT_OF_MEMORY", "REVOKED"}
@@ -81,7 +76,7 @@ def slurm_jobs(folder: Path, jobs: int | None, resources: Resources, say: Say) -
                     left.remove(one)
                     yield one.run, one.failure()
             if left:
-                time.sleep(LOOK_S)
+                time.sleep(JOBS_LOOK_S)
 
     try:
         yield each
@@ -139,10 +134,10 @@ def _answer(command: str, *words: str) -> subprocess.CompletedProcess[str]:
     plain = {key: value for key, value in os.environ.items() if not key.startswith("SQUEUE_")}
     try:
         return subprocess.run(
-            [command, *words], capture_output=True, text=True, timeout=ANSWER_S, env=plain
+            [command, *words], capture_output=True, text=True, timeout=SLURM_ANSWER_S, env=plain
         )
     except subprocess.TimeoutExpired:
-        why = f"{command} has no answer after {ANSWER_S:.0f} s"
+        why = f"{command} has no answer after {SLURM_ANSWER_S:.0f} s"
     except OSError as error:
         why = f"{command}: {error.strerror}"
     return subprocess.CompletedProcess(command, 1, "", why)
@@ -201,7 +196,7 @@ class Queue:
 
     def __init__(self, say: Say) -> None:
         self._say, self._jobs = say, dict[str, tuple[str, str]]()
-        self._interval, self._next = ASK_S[0], 0.0
+        self._interval, self._next = SLURM_ASK_S[0], 0.0
         self._is_silent = False
         self._told: set[str] = set()
 
@@ -222,7 +217,7 @@ class Queue:
             return
         problem = self.ask()
         self._next = time.monotonic() + self._interval
-        self._interval = min(2 * self._interval, ASK_S[1])
+        self._interval = min(2 * self._interval, SLURM_ASK_S[1])
         if problem and not self._is_silent:
             self._say(Grave(f"{problem}; the sweep waits for it, and the jobs run on"))
         self._is_silent = bool(problem)
@@ -232,7 +227,7 @@ class Queue:
             before = one.state
             one.take(*self._jobs.get(one.job.job_id, ("", "")))
             if one.state != before:
-                self._interval = ASK_S[0]
+                self._interval = SLURM_ASK_S[0]
             if before == "RUNNING" and one.state == "PENDING":
                 name = one.run.directory.name
                 line = f"{name}: Slurm has queued job {one.job.job_id} again; its run resumes"

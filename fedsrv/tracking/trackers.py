@@ -25,6 +25,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, pip_line
 from fedmodels.files import read_regular, write_atomically
 from fedmodels.printable import without_passwords
+from fedmodels.times import CLOSE_S
 from fedsrv.events import Ending, EventLog
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_record import leaves_of, numbers, read_run, table
@@ -36,8 +37,6 @@ PROJECT = "fedtide"
 """Name of the experiment or project under which a tracker lists runs."""
 TAG = "fedtide_run"
 """What MLflow finds the run of a resumed run by: it holds the run's id."""
-CLOSE_S = 60.0
-"""Time for trackers to write what is left, at the end of a run."""
 MAX_BATCH = 1000
 """Values that MLflow takes in one call."""
 GLOBAL = "global.safetensors"

@@ -22,23 +22,22 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fedmodels.printable import printable
+from fedmodels.times import (
+    CALLS_LOOK_S,
+    FIRST_MESSAGE_S,
+    FIRST_UPLOAD_S,
+    REFUSALS_EVERY_S,
+    REPLACED_S,
+    STREAM_S,
+)
 
-FIRST_MESSAGE_S = 30.0
-"""Time for the first message of a call."""
-FIRST_UPLOAD_S = 300.0
-"""Time for the first message of a Push: it may be whole small uploads over a slow link."""
 MAX_STRANGERS = 32
 """Number of calls that may wait for their first message, beside one for each client."""
-REPLACED_S = 5.0
-"""Time in which a call must end when another one takes its place."""
 MAX_OF = {
     "/grpc.health.v1.Health/Watch": 4,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": 4,
 }
 """Limit of streams without a session, for each kind."""
-STREAM_S = 300.0
-"""Time limit of such a stream."""
-_LOOK_EVERY_S = 0.5
 Context: TypeAlias = grpc.ServicerContext
 Admitted: TypeAlias = Callable[[str, Context], contextlib.AbstractContextManager[None]]
 
@@ -88,7 +87,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         self._closed.set()
 
     def _watch(self) -> None:
-        while not self._closed.wait(_LOOK_EVERY_S):
+        while not self._closed.wait(CALLS_LOOK_S):
             self.end_overdue()
             self._look()
 
@@ -231,7 +230,6 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 log = logging.getLogger(__name__)
 
 
-EVERY_S = 60.0
 _GRPC = ("grpc._common", "grpc._server")
 """Loggers of gRPC that write a traceback for each call that goes wrong."""
 
@@ -273,7 +271,7 @@ class RejectionLog(logging.Filter):
         now = self._clock()
         with self._lock:
             known = self._kinds.get(kind)
-            if known is not None and now - known.logged_at < EVERY_S:
+            if known is not None and now - known.logged_at < REFUSALS_EVERY_S:
                 known.unlogged += 1
                 return None
             self._kinds[kind] = _Kind(now)

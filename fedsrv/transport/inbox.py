@@ -8,6 +8,7 @@ from typing import Any
 from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
+from fedmodels.times import PUSH_S, transfer_s
 from fedpb.failures import failed_by
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport.gate import Gate
@@ -16,13 +17,10 @@ from fedsrv.transport.open_trips import OpenTrip
 from fedsrv.transport.refusals import Superseded
 from fedsrv.transport.remote_cohort import RemoteCohort
 
-PUSH_S, PUSH_BYTES_PER_S = 60.0, 16 << 10
-"""Time limit of an upload: a fixed part, and its size at the rate of the slowest usable link."""
-
 
 def push_limit_s(num_bytes: int) -> float:
     """Return the time limit of an upload of this size."""
-    return PUSH_S + num_bytes / PUSH_BYTES_PER_S
+    return PUSH_S + transfer_s(num_bytes)
 
 
 Ends = Callable[[ClientId, OpenTrip, Push, Any], None]

@@ -19,6 +19,7 @@ from fedmodels.errors import FedtideError, PayloadError, RunFailed
 from fedmodels.position import NONE_YET, Interaction
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedmodels.times import FAILED_S, LEASE_S, LINE_EVERY_S, LOOK_EVERY_S
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
@@ -53,19 +54,18 @@ from fedsrv.transport.sessions import (
     through_whom,
 )
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.waiting import LINE_EVERY_S, LOOK_EVERY_S, Attendance, ClientWait, WaitNotice
+from fedsrv.transport.waiting import Attendance, ClientWait, WaitNotice
 
 if TYPE_CHECKING:
     from fedpb.peer_certificates import PeerCertificates
 
-FAILED_S = 5.0  # for clients to leave a run that failed
 MAX_TOKEN_BYTES = 64
 
 
 class RemoteCohort:
     """Clients that join over the network; its methods are called from many threads."""
 
-    LEASE_S = 15.0
+    lease_s = LEASE_S
     """A client neither waiting nor heard of for this long is no longer connected."""
     MAX_AHEAD = 3
     """Orders a process may have: one its client trains for, one it holds, one on its way; and
@@ -103,8 +103,8 @@ class RemoteCohort:
         self._replaced = 0
         """How often a session may have been replaced or removed."""
         self._holdings = StateInventory(self.sessions)
-        self.presence = Presence(self.sessions, lambda: self.LEASE_S, clock)
-        self._attendance = Attendance(self.sessions, lambda: self.LEASE_S, clock)
+        self.presence = Presence(self.sessions, lambda: self.lease_s, clock)
+        self._attendance = Attendance(self.sessions, lambda: self.lease_s, clock)
         self.spool = spool
         self._most_ahead = self.MAX_AHEAD
         self.look_ahead(at_once)
@@ -342,7 +342,7 @@ class RemoteCohort:
         with self.changed:
             self._over = RunHasFailed(failure) if failure else RunOver("the run is over")
             self.wake()
-            until = self._clock() + (FAILED_S if failure else self.LEASE_S)
+            until = self._clock() + (FAILED_S if failure else self.lease_s)
             staying = deque[ClientId]()
             while self._is_expected(staying, returning) and (left := until - self._clock()) > 0:
                 self.changed.wait(min(left, LOOK_EVERY_S))
@@ -554,7 +554,7 @@ class RemoteCohort:
     def _tell_presence(self, kind: str, clients: Sequence[ClientId]) -> None:
         """Tell that clients are gone or back."""
         verb = "is" if len(clients) == 1 else "are"
-        since = f": nothing was heard for {self.LEASE_S:g} s" if kind == "gone" else ""
+        since = f": nothing was heard for {self.lease_s:g} s" if kind == "gone" else ""
         line = f"{clients_text(clients)} {verb} {kind}{since}"
         self.events.tell(kind, line=line, clients=[*map(str, clients)])
 

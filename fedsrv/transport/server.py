@@ -12,16 +12,13 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.times import ANSWERED_S, BORNE_PING_MS, KEEPALIVE_S
 from fedpb import SERVICE
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport.service import MAX_WATCHERS
 
 MAX_WAITING = 1000
 """Calls that may wait for a thread."""
-KEEPALIVE_S, ANSWERED_S = 15.0, 10.0
-"""After so long without a byte a caller is asked whether it is there, and has so long to answer."""
-BORNE_PING_MS = 5000
-"""A caller that asks more often whether the server is there is cut off, for too many pings."""
 
 
 def _handlers(service: Any) -> grpc.GenericRpcHandler:

@@ -25,6 +25,7 @@ from fedmodels.position import Interaction
 from fedmodels.printable import printable
 from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedmodels.times import AGAIN_AFTER_MS, BEAT_EVERY_S
 from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
 from fedpb.codec import Encoded, messages
 from fedpb.frames import unpacked
@@ -54,8 +55,6 @@ from fedsrv.transport.refusals import (
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.sessions import ClientSession, client_id_of
 
-BEAT_EVERY_S = 2.0
-AGAIN_AFTER_MS = 500
 MAX_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
 MAX_WATCHERS = 16

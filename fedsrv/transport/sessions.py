@@ -16,12 +16,12 @@ from fedmodels.errors import PayloadError
 from fedmodels.position import Interaction
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
+from fedmodels.times import NEWS_EVERY_S
 from fedsrv.engine.cohort import HoldsState, StateLost
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.intake import Through
 from fedsrv.transport.refusals import UnknownSession
 
-NEWS_EVERY_S = 1.0
 T = TypeVar("T")
 MAX_VERSIONS = 10_000
 """Private states of a client that a session remembers, the newest ones."""

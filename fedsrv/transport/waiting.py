@@ -14,16 +14,11 @@ from itertools import filterfalse
 
 from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
+from fedmodels.times import AWAY_AFTER_S, GONE_EVERY_S, LINE_EVERY_S, LOOK_EVERY_S
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.events import EventLog
 from fedsrv.transport.sessions import Sessions
 
-AWAY_AFTER_S = 10.0
-"""After this time a line names clients that are not connected."""
-LINE_EVERY_S = 60.0
-"""After this time a line names clients at work as well; the line repeats at this interval."""
-LOOK_EVERY_S = 1.0
-"""Interval of checks whether the missing clients are still connected."""
 MAX_NAMES = 10
 SILENT = "connected, and telling of no work: a result may be on its way, or else restart the client"
 
@@ -178,10 +173,6 @@ class ClientWait:
             return not missing() or (enough_will_do and has_enough())
 
         self.wait(notice, missing, is_done, has_enough, for_the_living=for_the_living)
-
-
-GONE_EVERY_S = 2.0
-"""Clients are looked after at this interval."""
 
 
 class Attendance:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+from fedmodels import times
 from fedmodels.code_names import refuse_exits
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import require_utf8, why_file_is_no_good
@@ -46,6 +47,7 @@ def run_command(
     if line := too_few_files():
         _end(f"error: {line}", 2)
     try:
+        times.check()
         for word in [*(sys.argv[1:] if arguments is None else arguments), *_values(prefix)]:
             require_utf8(word)
         if os.environ.get(f"_{prefix}_COMPLETE") == "complete_bash":

@@ -32,6 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.shortages import most_files
+from fedmodels.times import HEAD_S, SLACK_S, SLOW_READER_S
 
 MAX_BYTES = 16 << 10
 """Size of a request line and its headers."""
@@ -40,12 +41,6 @@ HEADERS = {
     "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer", "Content-Security-Policy": POLICY,
 }  # fmt: skip
-HEAD_S = 15
-"""Time of a request line and its headers, from the connection or from the answer before on."""
-SLOW_READER_S = 90.0
-"""Time of a whole request, up to the last byte that the caller takes."""
-SLACK_S = 2
-"""Time for the end itself, after that of the last answers."""
 MAX_CONNECTIONS, MAX_TO_PAGES = 1024, 128
 """Connections that are open and answered, to models and to pages; each takes an open file."""
 SHARE, SHARE_OF_PAGES = 4, 8
@@ -170,7 +165,7 @@ class HttpServer:
         config = uvicorn.Config(
             self._for_here(app), http=protocol, ws="none", lifespan="off", loop="asyncio",
             log_config=None, access_log=False, server_header=False, backlog=backlog,
-            h11_max_incomplete_event_size=MAX_BYTES, timeout_keep_alive=HEAD_S,
+            h11_max_incomplete_event_size=MAX_BYTES, timeout_keep_alive=HEAD_S,  # type: ignore[arg-type]
             timeout_graceful_shutdown=graceful_s, proxy_headers=False,
         )  # fmt: skip
         logging.getLogger("uvicorn").setLevel(logging.ERROR)

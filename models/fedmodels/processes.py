@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from fedmodels.commands import PREFIXES
+from fedmodels.times import RUN_LEAVING_S, WANTED_LOOK_S
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # looked up before any fork
 _PR_SET_PDEATHSIG = 1
@@ -139,12 +140,6 @@ def started(
         )
 
 
-LOOK_S = 1.0
-"""How often it is asked whether such a program is still wanted."""
-LEAVING_S = 30.0
-"""How long a program that :func:`run_program` runs has to end after SIGTERM."""
-
-
 def run_program(
     module: str, words: Sequence[str], is_wanted: Callable[[], bool] = lambda: True
 ) -> int:
@@ -159,12 +154,12 @@ def run_program(
     try:
         while process.poll() is None and is_wanted():
             with suppress(subprocess.TimeoutExpired):
-                process.wait(LOOK_S)
+                process.wait(WANTED_LOOK_S)
     finally:
         if process.poll() is None:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(LEAVING_S)
+                process.wait(RUN_LEAVING_S)
             process.kill()
     return process.wait()
 

@@ -14,9 +14,8 @@ import threading
 from typing import Any
 
 from fedmodels.errors import pip_line
+from fedmodels.times import LAST_SPANS_S
 
-LAST_SPANS_S = 10.0
-"""Time at the end of a process for what is not sent yet."""
 Way = tuple[tuple[str, object], ...]
 """From an interaction to one of its spans: the name of each one, and what tells it from others of
 that name. Empty: the interaction itself."""

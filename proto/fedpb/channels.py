@@ -7,10 +7,8 @@ import re
 import socket
 from typing import Any
 
+from fedmodels.times import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS
 from fedpb import SET_OUT
-
-KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS = 20_000, 10_000
-"""After so long without a byte a server is asked whether it is there, and has so long to answer."""
 
 
 def channel_options(address: str) -> list[tuple[str, int]]:

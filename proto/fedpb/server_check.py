@@ -11,12 +11,11 @@ from pathlib import Path
 from cryptography import x509
 
 from fedmodels.errors import ConfigError, LinkError
+from fedmodels.times import CERTIFICATE_SHOWN_S
 from fedpb.pem import authorities_of
 from fedpb.revocation import RevocationList
 
 log = logging.getLogger(__name__)
-CONNECT_S = 5.0
-"""How long the server may take to show its certificate."""
 
 
 class ServerCheck:
@@ -65,7 +64,7 @@ class ServerCheck:
         host = host.strip("[]")
         try:
             with (
-                socket.create_connection((host, int(port)), CONNECT_S) as link,
+                socket.create_connection((host, int(port)), CERTIFICATE_SHOWN_S) as link,
                 self._ssl.wrap_socket(link, server_hostname=host) as shown,
             ):
                 der = shown.getpeercert(binary_form=True) or b""

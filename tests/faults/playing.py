@@ -17,7 +17,7 @@ from tests.faults.power import lose_power
 from tests.faults.processes import Family, Nursery, Site, log_ends
 
 PATIENCE_S = 240.0
-LINGERS_S = RemoteCohort.LEASE_S + 5.0
+LINGERS_S = RemoteCohort.lease_s + 5.0
 """How long clients may go on once the coordinator is done, and it once they are: it waits a lease
 for those that were not told of the end."""
 

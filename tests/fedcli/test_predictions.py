@@ -398,7 +398,7 @@ def test_a_workbook_that_takes_long_to_read_is_refused(tmp_path, monkeypatch, pa
     book.active.append(["a", 1])
     book.save(tmp_path / "w.xlsx")
     monkeypatch.setattr(bodies, "TRIED", 0)
-    monkeypatch.setattr(bodies, "PATIENCE_S", 600.0)
+    monkeypatch.setattr(bodies, "WORKBOOK_S", 600.0)
     bodies.check_growth(tmp_path / "w.xlsx", "xlsx", b"", FACTS)
     strings = '<sst xmlns="http://schemas.openxmlformats.org/spreadsheetml/2006/main"></sst>'
     kind = "application/vnd.openxmlformats-officedocument.spreadsheetml.sharedStrings+xml"
@@ -417,7 +417,7 @@ def test_a_workbook_that_takes_long_to_read_is_refused(tmp_path, monkeypatch, pa
             many = element * 300_000 if name == place else ""
             large.writestr(name, text.replace(mark, many + mark, 1))
     assert (tmp_path / "x.xlsx").stat().st_size < 20_000
-    monkeypatch.setattr(bodies, "CPU_S", 1)
+    monkeypatch.setattr(bodies, "WORKBOOK_CPU_S", 1)
     with pytest.raises(DataError, match="takes more than 1 seconds of the processor to read"):
         bodies.check_growth(tmp_path / "x.xlsx", "xlsx", b"", FACTS)
 

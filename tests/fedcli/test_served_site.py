@@ -461,7 +461,7 @@ def test_what_was_asked_goes_by_age_and_costs_no_more_with_more_of_it(tmp_path, 
     first = [cost_of(str(name)) for name in range(3)][-1]
     assert [cost_of(str(name)) for name in range(3, 300)][-1] < 2 * first
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + label_store.KEPT_S + 9)
+    monkeypatch.setattr(time, "time", lambda: now + label_store.FEEDBACK_KEPT_S + 9)
     store.ask("new", one)
     assert store.asked("0") is None
     assert store.asked("299") is None

@@ -101,7 +101,7 @@ def test_what_happens_on_the_cluster_is_heard(driver, silent, tmp_path):
 
 
 def test_a_cluster_that_hangs_at_the_end_is_left(driver, silent, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "LEAVING_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "RAY_LEAVING_S", 0.05)
     started = driver(ANSWERS + "sys.stdout.flush(); import time; time.sleep(600)")
     connect(silent, tmp_path).end()
     assert started[0].returncode == -9

@@ -130,7 +130,7 @@ def test_a_queue_waits_for_the_process_that_a_killed_one_has_left(
     said = serving(monkeypatch, 0)
     monkeypatch.setattr("time.sleep", sleep)
     serve_one(run, [])
-    assert waits == [run_queue.LOOK_S]
+    assert waits == [run_queue.QUEUE_LOOK_S]
     assert "--resume" in said[0]
 
 

@@ -77,7 +77,7 @@ def _fedsrv(order: dict[str, object]) -> None:
     from fedsrv.transport.remote_cohort import RemoteCohort
 
     if lease_s := order.get("lease_s"):
-        RemoteCohort.LEASE_S = float(lease_s)  # type: ignore[arg-type]
+        RemoteCohort.lease_s = float(lease_s)  # type: ignore[arg-type]
     assert isinstance(order["argv"], list)
     sys.argv = ["fedsrv", *map(str, order["argv"])]
     main()

@@ -56,8 +56,8 @@ def _commands(node: SlurmNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the commands of this Slurm before others; what the jobs import is found as well."""
     monkeypatch.setenv("PATH", f"{node.bin}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", PATH)
-    monkeypatch.setattr(slurm, "ASK_S", (0.2, 0.5))
-    monkeypatch.setattr(slurm, "LOOK_S", 0.1)
+    monkeypatch.setattr(slurm, "SLURM_ASK_S", (0.2, 0.5))
+    monkeypatch.setattr(slurm, "JOBS_LOOK_S", 0.1)
 
 
 class Swept:

@@ -18,6 +18,7 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2_grpc
 
+from fedmodels import times
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb import PROTOCOL
@@ -186,7 +187,7 @@ def test_streams_of_a_session_keep_nobody_out(served):
 
 def test_an_upload_has_its_time(served, monkeypatch):
     monkeypatch.setattr(inbox, "PUSH_S", 0.2)
-    monkeypatch.setattr(inbox, "PUSH_BYTES_PER_S", 1 << 30)
+    monkeypatch.setattr(times, "SLOWEST_BYTES_PER_S", 1 << 30)
     served.join()
     trip = served.send_and_receive()
     ended, chunks = threading.Event(), served.chunks()

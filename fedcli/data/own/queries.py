@@ -27,6 +27,7 @@ from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
 from fedmodels.files import check_inside, open_regular
 from fedmodels.machine import free_bytes
+from fedmodels.times import QUERY_S
 
 MAX_BYTES = 1 << 20
 """Limit of a query."""
@@ -35,8 +36,6 @@ SQLITE = b"SQLite format 3\0"
 READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION,
          sqlite3.SQLITE_RECURSIVE}  # fmt: skip
 """What a query does that writes nothing."""
-MAX_S = 600
-"""Seconds that a query may take."""
 DAY = timedelta(days=1)
 ONE = "it must be one SELECT, which reads and writes nothing"
 
@@ -152,7 +151,7 @@ def _in_time(path: Path, db: Any) -> Iterator[None]:
         over.set()
         db.interrupt()
 
-    timer = Timer(MAX_S, stop)
+    timer = Timer(QUERY_S, stop)
     timer.daemon = True
     timer.start()
     try:
@@ -161,7 +160,7 @@ def _in_time(path: Path, db: Any) -> Iterator[None]:
         if not over.is_set():
             raise
         raise DataError(
-            f"{path} took more than {MAX_S} s, and is stopped: ask for less, or write what it "
+            f"{path} took more than {QUERY_S} s, and is stopped: ask for less, or write what it "
             "gives to a parquet file, and give that"
         ) from None
     finally:

@@ -33,11 +33,10 @@ from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
 from fedmodels.files import replacing
+from fedmodels.times import DOWNLOAD_S
 
 DIGITS_FILE = "data/digits.csv.gz"
 """Where scikit-learn has the digits, below its data sets."""
-TIMEOUT_S = 20.0
-"""A download that stands still for so long has failed."""
 EMNIST_FILES = tuple(
     (f"emnist-byclass-{part}-{kind}-ubyte.gz", "")
     for part in ("train", "test")
@@ -373,7 +372,7 @@ def _download(source: Source, kind: str) -> None:
 def _quiet() -> Iterator[None]:
     """Suppress progress bars, and give connections a timeout."""
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(TIMEOUT_S)
+    socket.setdefaulttimeout(DOWNLOAD_S)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             yield

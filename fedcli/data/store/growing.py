@@ -64,8 +64,9 @@ from fedmodels.errors import (
 )
 from fedmodels.files import LEFTOVER, locked, sha256_of, sync_path, write_atomically
 from fedmodels.printable import printable
+from fedmodels.times import LOOK_AGAIN_S
 
-LOCK, LOOK_AGAIN_S = ".adding.lock", 0.05
+LOCK = ".adding.lock"
 """Held while a task is added, and how often a process that waits for it looks."""
 MAX_LETTERS = 60
 

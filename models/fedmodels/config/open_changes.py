@@ -18,6 +18,7 @@ from fedmodels.config.combinations import LISTED
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import tables_in
 from fedmodels.errors import PayloadError
+from fedmodels.times import OPEN_DEADLINE_S
 
 CHANGEABLE: Mapping[str, str] = {
     "training.lr": "trainings from the next round",
@@ -29,10 +30,6 @@ CHANGEABLE: Mapping[str, str] = {
     **{key: what for part in LISTED for key, what in part.changes.items()},
 }
 """The keys, or tables, that ``--resume`` may change, and what a change is for."""
-
-
-OPEN_DEADLINE_S = 3600.0
-"""Seconds after which an open run waits for no more clients than it needs, unless it says more."""
 
 
 def waits_for_most(experiment: Experiment, method: object) -> Experiment:

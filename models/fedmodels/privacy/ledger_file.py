@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ArchiveNotWritten
-
-WAIT_S = 60.0
-"""How long a process waits for another one that writes."""
+from fedmodels.times import LEDGER_WAIT_S
 
 
 class LedgerFile:
@@ -29,7 +27,7 @@ class LedgerFile:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-            self._db = sqlite3.connect(path, isolation_level=None, timeout=WAIT_S)
+            self._db = sqlite3.connect(path, isolation_level=None, timeout=LEDGER_WAIT_S)
             self._db.execute("PRAGMA synchronous=FULL")
             with self._writing():
                 for name, columns in tables.items():

@@ -27,9 +27,10 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
 from fedmodels.printable import duration, text_of
-from fedmodels.techniques.generator_training import LONG_S, Arch, Lesson
+from fedmodels.techniques.generator_training import Arch, Lesson
 from fedmodels.techniques.generators import EVALUATIONS, Family, Painter, public, to_images
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram
+from fedmodels.times import LONG_S
 from fedmodels.training.contexts import ClientContext, Metrics
 from fedmodels.training.pictures import Gallery, Picture
 from fedmodels.training.run import RunFacts

@@ -27,6 +27,7 @@ from fedmodels.numerics.randomness import generator, seeded
 from fedmodels.printable import duration, text_of
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Weights
+from fedmodels.times import LONG_S
 from fedmodels.training.optimizer import Adam
 
 log = logging.getLogger(__name__)
@@ -34,8 +35,6 @@ Arch = Literal["wgan", "dcgan", "ddpm"]
 Tick = Callable[[int, int, Tensor], None]
 """Told after every step: epoch, step, loss."""
 
-LONG_S = 600.0
-"""Seconds of work with diffusion models beyond which a client says how long it takes."""
 TIMED = 5
 """Steps that such an estimate is made of."""
 CRITIC_STEPS = 5

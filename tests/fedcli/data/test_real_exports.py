@@ -383,7 +383,7 @@ def test_a_query_of_a_data_base(tmp_path, like):
 @pytest.mark.parametrize("base", [None, "lis.db"])
 def test_a_query_without_an_end_is_stopped(tmp_path, base, monkeypatch):
     pytest.importorskip("duckdb")
-    monkeypatch.setattr(importlib.import_module("fedcli.data.own.queries"), "MAX_S", 0.1)
+    monkeypatch.setattr(importlib.import_module("fedcli.data.own.queries"), "QUERY_S", 0.1)
     sqlite3.connect(tmp_path / "lis.db").execute("CREATE TABLE lab (a)").close()
     counted = "WITH RECURSIVE n(a) AS (SELECT 1 UNION ALL SELECT a + 1 FROM n) SELECT max(a) FROM n"
     (tmp_path / "n.sql").write_text(counted)

@@ -19,7 +19,7 @@ from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime import staying
 from fedcli.runtime.link import Link
-from fedcli.runtime.staying import LOOK_S, OVER_S, Address, each_run, stay
+from fedcli.runtime.staying import OVER_S, SITE_LOOK_S, Address, each_run, stay
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.options import words_of
@@ -63,11 +63,11 @@ def joined(
 def test_a_site_takes_part_in_one_run_after_the_other() -> None:
     parts, waits = joined([None, "a", "a", None, None, "b", "c"], {"a": [0], "b": [0], "c": [0]})
     assert parts == ["a", "b", "c"]
-    assert waits == [LOOK_S] * 4
+    assert waits == [SITE_LOOK_S] * 4
 
 
 def test_a_run_that_is_over_is_joined_again_after_a_minute_or_once_it_was_away() -> None:
-    looks = int(OVER_S / LOOK_S)
+    looks = int(OVER_S / SITE_LOOK_S)
     assert joined(["a", *["a"] * looks], {"a": [0]})[0] == ["a"]
     assert joined(["a", *["a"] * (looks + 1)], {"a": [0, 0]})[0] == ["a", "a"]
     assert joined(["a", None, "a"], {"a": [0, 0]})[0] == ["a", "a"]
@@ -81,7 +81,7 @@ def test_a_run_that_a_site_stays_out_of_is_left_alone_until_another_one_is_serve
 def test_after_a_fault_a_site_joins_again_after_a_longer_time_each_time() -> None:
     parts, waits = joined(["a"] * 8, {"a": [1, -9, 1, 0]})
     assert parts == ["a", "a", "a"]  # 5 s, 10 s, and 20 s of which three looks are left
-    assert waits == [LOOK_S] * 5
+    assert waits == [SITE_LOOK_S] * 5
 
 
 def test_what_is_not_a_run_names_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:

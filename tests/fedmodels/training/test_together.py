@@ -128,7 +128,8 @@ def test_what_nobody_waits_for_is_abandoned(workers, monkeypatch):
 @pytest.fixture
 def host(workers, digits, tmp_path):
     made = Host(range(3), SimpleNamespace(), digits, tmp_path / "states", torch.device("cpu"))
-    made.workers._open = {w.client: w for w in workers}
+    with made.workers._lock:
+        made.workers._open = {w.client: w for w in workers}
     made.workers.at_once = 3
     return made
 

@@ -49,7 +49,7 @@ def cannot_score(client, order, answer):
 @pytest.fixture
 def briefly(monkeypatch):
     """A client is dead as soon as it was not heard of for a moment."""
-    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.6)
+    monkeypatch.setattr(RemoteCohort, "lease_s", 0.6)
 
 
 @pytest.mark.timeout(60)

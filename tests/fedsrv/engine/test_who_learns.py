@@ -283,7 +283,7 @@ def test_a_client_that_is_back_wakes_a_run_that_rests():
     now = [0.0]
     cohort = RemoteCohort(2, None, EventLog(), admission=None, clock=lambda: now[0])  # type: ignore[arg-type]
     token = cohort.join(0, described(1), b"", ())
-    now[0] = 2 * RemoteCohort.LEASE_S
+    now[0] = 2 * RemoteCohort.lease_s
     before = cohort.news()
     assert before.away == {0}
     session = cohort.session(0, token)

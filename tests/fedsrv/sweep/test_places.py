@@ -75,8 +75,8 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     ``calls`` has a line for each command, and ``queue`` is what squeue says.
     """
-    monkeypatch.setattr(slurm, "ASK_S", (0.0, 0.0))
-    monkeypatch.setattr(slurm, "LOOK_S", 0.05)
+    monkeypatch.setattr(slurm, "SLURM_ASK_S", (0.0, 0.0))
+    monkeypatch.setattr(slurm, "JOBS_LOOK_S", 0.05)
     here = tmp_path / "slurm"
     here.mkdir()
     scripts = {

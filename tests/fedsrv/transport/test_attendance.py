@@ -15,7 +15,7 @@ from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import GONE_EVERY_S
 
-LEASE_S = RemoteCohort.LEASE_S
+LEASE_S = RemoteCohort.lease_s
 
 
 class Pull:

@@ -304,7 +304,7 @@ def test_the_token_takes_over(world):
 
 def test_a_lease_runs_out(world, monkeypatch):
     """Without a sign of life the id is free; the newcomer gets a token of its own."""
-    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
+    monkeypatch.setattr(RemoteCohort, "lease_s", 0.05)
     time.sleep(0.06)
     token = world.join(0)
     assert token != world.tokens[0]
@@ -314,7 +314,7 @@ def test_a_lease_runs_out(world, monkeypatch):
 
 
 def test_a_waiting_client_needs_no_other_sign_of_life(world, monkeypatch):
-    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
+    monkeypatch.setattr(RemoteCohort, "lease_s", 0.05)
     with ThreadPoolExecutor(1) as pool:
         pull = pool.submit(world.pull, 0)
         until(lambda: world.cohort.sessions[0].is_waiting)

@@ -21,7 +21,7 @@ from tests.conftest import tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
 from tests.fedsrv.transport.test_cohort import World, trip_to, until, values
 
-LEASE_S = RemoteCohort.LEASE_S
+LEASE_S = RemoteCohort.lease_s
 EXPERIMENT = tiny_experiment(server={"min_clients": 2, "deadline_s": 300.0})
 """Of three clients."""
 

@@ -17,7 +17,7 @@ from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
-from fedsrv.transport.gate import EVERY_S, RejectionLog
+from fedsrv.transport.gate import REFUSALS_EVERY_S, RejectionLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
@@ -48,7 +48,7 @@ def test_the_first_of_a_minute_is_told_and_the_others_are_counted(caplog):
     for _ in range(1000):
         complaints.tell("ABORTED", "no longer wanted")
     complaints.tell("UNAUTHENTICATED", "join again\r\n\x1b[2J")
-    clock.now = EVERY_S
+    clock.now = REFUSALS_EVERY_S
     complaints.tell("ABORTED", "still not wanted")
     complaints.tell("ABORTED", "nor this")
     complaints.close()

@@ -186,7 +186,7 @@ def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
 
 @pytest.mark.parametrize("joined", [True, False])
 def test_the_end_waits_for_no_longer_than_a_lease(tmp_path, monkeypatch, joined):
-    monkeypatch.setattr(RemoteCohort, "LEASE_S", 0.05)
+    monkeypatch.setattr(RemoteCohort, "lease_s", 0.05)
     cohort = RemoteCohort(1, Spool(tmp_path, 0), EventLog(), admission=Admission({}))
     if joined:
         cohort.join(0, PROFILE, b"", ())
