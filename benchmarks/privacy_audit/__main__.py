@@ -1,11 +1,13 @@
 """Play the games of the audit; print a table, and keep it.
 
-    python -m benchmarks.privacy_audit [--plays 600] [--runs 4] [--only WORD] [--keep]
+    python -m benchmarks.privacy_audit [--plays 600] [--canaries 60000] [--runs 4] [--only WORD]
+                                       [--keep]
 
 In each game somebody, the canary, is in the data of a run or not, and an attacker says which, from
 what is released. How often it is right bounds epsilon from below, with 95 % confidence for each
 bound (:mod:`.lower_bounds`). A bound above what the run charges shows a fault. Games are plays of
-the engine's own parts with clients that do not train, or whole runs in one process.
+the engine's own parts with clients that do not train, single steps of which each example or client
+is a canary (:mod:`.one_step`), or whole runs in one process.
 
     charged     the epsilon that the run says, at its delta
     any         a bound that holds for any mechanism
@@ -31,6 +33,7 @@ from benchmarks.privacy_audit import faults
 from benchmarks.privacy_audit.client_level import ClientGame
 from benchmarks.privacy_audit.example_level import PrototypeGame
 from benchmarks.privacy_audit.lower_bounds import any_bound, gaussian_bound
+from benchmarks.privacy_audit.one_step import ClassSums, ClientStep, GradientStep, OneStep
 from benchmarks.privacy_audit.whole_runs import WholeRun, one_run
 
 CLIPS = {"prototype_clip": 1.0}
@@ -69,6 +72,11 @@ GAMES: tuple[Game, ...] = (
     ClientGame("client: noise at clients, each upload read", AT_CLIENTS, method="pfedgraph"),
     ClientGame("client: noise at clients, two groups of a secure sum", GROUPS, EIGHT),
     PrototypeGame("example: prototypes"),
+)
+STEPS = (
+    GradientStep("example: one step"),
+    ClassSums("example: class sums"),
+    ClientStep("client: one release"),
 )
 RUNS = (
     WholeRun("client: weights", "CanaryClients", CLIENTS, privacy=HIDES_CLIENTS),
@@ -132,8 +140,14 @@ def audited(game: Game, plays: int, plant: Plant = nullcontext) -> dict[str, Any
         return row_of(game, game.charged(), ins, outs)
 
 
+def stepped(game: OneStep, canaries: int, plant: Plant = nullcontext) -> dict[str, Any]:
+    """Play a game of one step with so many canaries; return a row."""
+    with plant():
+        return row_of(game, game.charged(), *game.plays(canaries))
+
+
 def row_of(
-    game: Game | WholeRun, charged: float, ins: Sequence[float], outs: Sequence[float]
+    game: Game | WholeRun | OneStep, charged: float, ins: Sequence[float], outs: Sequence[float]
 ) -> dict[str, Any]:
     """Return what a game came to."""
     gaussian = gaussian_bound(ins, outs, game.delta) if game.is_gaussian else None
@@ -171,12 +185,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     tables = {
         "Plays of the engine's parts": [partial(audited, game, options.plays) for game in GAMES],
+        "One step, each example or client a canary": [
+            partial(stepped, game, options.canaries) for game in STEPS
+        ],
         "Whole runs, a canary for each client or example": [
             partial(ran, run, options.runs) for run in RUNS
         ],
         "The same with a fault planted": [
             partial(audited, replace(game, name=name), options.plays, plant)
             for name, game, plant in PLANTED
+        ]
+        + [
+            partial(
+                stepped, replace(game, name=f"{game.name}, a tenth less noise"),
+                options.canaries, faults.nine_tenths_of_the_noise,
+            )
+            for game in STEPS
         ]
         + [
             partial(ran, replace(run, name=name), options.runs, plant)
@@ -206,6 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("privacy_audit", __doc__, "privacy-audit")
     parser.add_argument("--plays", type=int, default=600, help="with the canary, and without")
+    parser.add_argument("--canaries", type=int, default=60000, help="of each game of one step")
     parser.add_argument("--runs", type=int, default=4, help="of each whole run")
     parser.add_argument("--only", default="", help="the games whose names hold this")
     return parser

@@ -11,9 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from torch import Tensor
 
 from fedcli.parts.privacy import examples
 from fedmodels.config.experiment import Experiment
+from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.ledger import Charge
 from fedmodels.training import private_steps
 from fedsrv.engine import schedule
@@ -79,6 +81,18 @@ def no_root_of_two() -> Iterator[None]:
     """The noise on a class sum is for the embedding alone, and not for the mark beside it."""
     plain = SimpleNamespace(**{**vars(math), "sqrt": lambda number: 1.0})
     with patch.object(private_steps, "math", plain):
+        yield
+
+
+@contextmanager
+def nine_tenths_of_the_noise() -> Iterator[None]:
+    """All noise that is drawn from secrets is a tenth too small."""
+    real = Secret.normal
+
+    def normal(self: Secret, content: Tensor, purpose: str) -> Tensor:
+        return 0.9 * real(self, content, purpose)
+
+    with patch.object(Secret, "normal", normal):
         yield
 
 

@@ -52,16 +52,39 @@ def test_a_threshold_is_chosen_on_other_plays_than_it_is_counted_on():
     assert any_bound(ins, [0.0] * 150, 1e-3) == 0.0
 
 
-def test_the_audit_finds_noise_that_is_too_small_and_no_other(monkeypatch):
-    """With a twentieth of the noise forty plays are enough. Secrets are 0, 1, 2 ... here, so that
-    no chance is left."""
+@pytest.fixture
+def known_secrets(monkeypatch):
+    """Secrets are 0, 1, 2 ... here, so that no chance is left."""
+    number = itertools.count()
+    fresh = classmethod(lambda cls: cls(next(number).to_bytes(32)))
+    monkeypatch.setattr(Secret, "fresh", fresh)
+
+
+@pytest.mark.parametrize(
+    ("place", "canaries"),
+    [
+        (0, 12_000), (1, 12_000),
+        *(pytest.param(*strong, marks=pytest.mark.whole)
+          for strong in ((0, 60_000), (1, 60_000), (2, 12_000))),
+    ],
+)  # fmt: skip
+def test_the_audit_of_one_step_finds_a_tenth_less_noise(place, canaries, known_secrets):
+    """The bound is near what is charged: an audit that loses its power fails, too."""
+    from benchmarks.privacy_audit import faults
+    from benchmarks.privacy_audit.__main__ import STEPS, highest, stepped
+
+    fair = stepped(STEPS[place], canaries)
+    assert 0.85 * fair["charged"] < highest(fair) <= fair["charged"]
+    found = stepped(STEPS[place], canaries, faults.nine_tenths_of_the_noise)
+    assert found["charged"] == fair["charged"] < highest(found)
+
+
+def test_the_audit_finds_noise_that_is_too_small_and_no_other(monkeypatch, known_secrets):
+    """With a twentieth of the noise forty plays are enough."""
     from benchmarks.privacy_audit.__main__ import audited, highest
     from benchmarks.privacy_audit.client_level import ClientGame
     from fedsrv.parts import private_rounds
 
-    number = itertools.count()
-    fresh = classmethod(lambda cls: cls(next(number).to_bytes(32)))
-    monkeypatch.setattr(Secret, "fresh", fresh)
     game = ClientGame("tiny", {"noise_multiplier": 4.0})
     fair = audited(game, 40)
     assert highest(fair) <= fair["charged"]
