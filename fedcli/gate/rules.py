@@ -22,6 +22,7 @@ from fedcli.gate.privacy_floor import PrivacyFloor
 from fedmodels.config.bounds import Count, StrictTable
 from fedmodels.errors import ConfigError, reason_of, suggestion
 from fedmodels.methods import names
+from fedpb.told import HELD_BACK
 
 if TYPE_CHECKING:
     from fedmodels.config.columns import Columns
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 Listed = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists only
 TELLS = ("label", "target", "labels", "task", "client")
 """Roles by which values of a column leave, as names or counts: each has to be allowed by name."""
+BARE = "bare"
+"""What allows every key of an upload, whatever hides it."""
 SEEN = "features"
 """What a column is allowed for without a role: to be seen by a net, or to group and order rows."""
 FROM = {"file": "@file", "folder": "@folder", "sheet": "@sheet"}
@@ -93,6 +96,13 @@ class Rules:
                     f"--allow-method {name!r} is no method; fedsrv methods lists them."
                     f"{suggestion(name, names())}"
                 )
+        for word in tell:
+            _check_told(word)
+        if tell and require_privacy is None and not allow_column and not min_cohort:
+            raise ConfigError(
+                "--tell does nothing without a condition that holds something back: "
+                "--require-privacy, --allow-column or --min-cohort"
+            )
         floor = None if require_privacy is None else PrivacyFloor.of(require_privacy)
         unsaid = None if floor is None else 0
         most = unsaid if scores is None else _scores_of(str(scores))
@@ -166,7 +176,7 @@ class Rules:
     def tells(self, key: str) -> bool:
         """Tell whether a key of an upload may leave although nothing hides it."""
         told = self.told
-        return "bare" in told or any(key == one or key.startswith(f"{one}/") for one in told)
+        return BARE in told or any(key == one or key.startswith(f"{one}/") for one in told)
 
     # --- in words -------------------------------------------------------------------------------
 
@@ -219,6 +229,18 @@ def _read(columns: Columns) -> set[tuple[str, str]]:
     found |= {(name, role) for name, role in named if name}
     found |= {(name, "target") for name in columns.target or ()}
     return found | {(name, "labels") for name in columns.labels or ()}
+
+
+def _check_told(word: str) -> None:
+    """Check that a site can tell something; ConfigError for what is no class and no key."""
+    known = [of for of in HELD_BACK if of != "scores"] + [BARE, "generators"]
+    if word == "scores":
+        raise ConfigError("--tell scores has no bound: --scores N allows so many models")
+    if word not in known and "/" not in word:
+        raise ConfigError(
+            f"--tell {word!r} is none of {', '.join(known)}, and no key of an upload such as "
+            f"weights/head.{suggestion(word, known)}"
+        )
 
 
 def _scores_of(text: str) -> int:

@@ -27,6 +27,7 @@ from fedmodels.config.privacy import Privacy
 from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.tensors.bundle import Bundle, Histogram, Prototypes, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec
+from fedmodels.tensors.compact_forms import INDICES, SCALES, VALUES
 from fedmodels.tensors.declared_counts import STATISTICS
 from fedmodels.tensors.packed_weights import unflatten
 
@@ -104,10 +105,12 @@ class Contributions:
     def covered_keys(self) -> frozenset[str]:
         """The keys that are covered, of an upload as the method makes it and as a client sends it.
 
-        The number of examples is not among them.
+        The number of examples is not among them. A compact form is of parameters, and all
+        parameters are covered.
         """
         sent = [key for key in self.sent_spec.required if key.startswith(f"weights/{PRIVATE}")]
-        return frozenset({*self._covered_keys(), *sent} - {EXAMPLES})
+        compact = [f"weights/{name}" for name in (SCALES, INDICES, VALUES)]
+        return frozenset({*self._covered_keys(), *sent, *compact} - {EXAMPLES})
 
     # --- from uploads to vectors ------------------------------------------------------------------
 

@@ -82,6 +82,21 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path: Path, text: str, line: str) -
         Rules.read(tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(
+    ("tell", "more", "line"),
+    [
+        ("los", {"require_privacy": FLOOR}, r"--tell 'los' is none of .*Did you mean 'loss'\?"),
+        ("scores", {"require_privacy": FLOOR}, "--scores N allows so many models"),
+        ("loss", {}, "--tell does nothing without a condition"),
+        ("loss", {"allow_method": ["fedavg"]}, "--tell does nothing without a condition"),
+    ],
+)
+def test_what_is_told_is_a_class_or_a_key(tell: str, more: dict[str, Any], line: str) -> None:
+    with pytest.raises(ConfigError, match=line):
+        Rules.of(tell=[tell], **more)
+    Rules.of(tell=["weights/grads", "bare", "moments"], require_privacy=FLOOR)
+
+
 def test_rules_are_looked_at_without_torch() -> None:
     """A site that stays has a small process."""
     code = (

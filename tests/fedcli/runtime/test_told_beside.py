@@ -128,3 +128,16 @@ def test_all_that_leaves_of_a_private_training_is_covered_and_its_loss_does_not(
     bare = {key: how for key, how in done.covers.items() if "head" not in key}
     with pytest.raises(ConfigError, match=r"no noise covers.*--tell weights/head"):
         Gate(Rules.of(require_privacy=floor)).pushed(header, done.upload, bare)
+
+
+@pytest.mark.parametrize("form", ["float16", "int8", "top-k"])
+def test_what_is_packed_is_covered_as_it_was_before(
+    form: str, digits: Path, tmp_path: Path
+) -> None:
+    table = {**NOISY, "level": "example", "where": "server"}
+    run = tiny_experiment(
+        method="fedavg", privacy=table, evaluate={"views": []}, compression={"up": form}
+    )
+    done = trained(run, digits, tmp_path / "states")
+    floor = Rules.of(require_privacy=FLOOR.replace("client", "example"))
+    Gate(floor).pushed(rpc.PushHeader(), done.upload, done.covers)
