@@ -89,6 +89,12 @@ def test_a_model_after_training_and_one_of_a_new_task_count_as_well(digits, tmp_
     assert counted(tmp_path / "site.db") == 3
 
 
+def test_a_score_on_no_example_costs_nothing(digits, tmp_path):
+    worker = worker_of(digits, tmp_path / "states", 1)
+    assert not asked(worker, tasks_seen=0).counts
+    assert asked(worker).counts
+
+
 OTHER: dict[str, Any] = {
     "tasks_seen": 2,
     "set_aside": [0],
