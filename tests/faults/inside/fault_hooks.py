@@ -19,7 +19,7 @@ from typing import Any
 
 import fault_breaks
 import fault_disk
-from fault_points import LOSE, begin, note, reach
+from fault_points import LOSE, begin, current, note, reach
 
 SMALL_FRAME = 1024
 """Bytes of a frame here, so that the payload of a tiny net crosses in several messages."""
@@ -40,12 +40,13 @@ def around(owner: Any, name: str, point: str | Callable[..., str]) -> None:
     setattr(owner, name, call)
 
 
-def along(owner: Any, name: str, point: str) -> None:
+def along(owner: Any, name: str, what: str | Callable[[], str]) -> None:
     """Make a point before each thing that the generator function ``owner.name`` yields."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        point = what if isinstance(what, str) else what()
         reach(f"{point}.before")
         for number, each in enumerate(original(*args, **kwargs)):
             if number:
@@ -127,7 +128,6 @@ def _relaying(module: ModuleType) -> None:
 
 
 def _uplink(module: ModuleType) -> None:
-    along(module, "messages", "up")
     around(module.Uplink, "push", "up-push")
     init = module.Uplink.__init__
 
@@ -232,7 +232,6 @@ def _link(module: ModuleType) -> None:
         def trailing_metadata(self) -> tuple[()]:
             return ()
 
-    along(module, "messages", "upload")
     for name in ("join", "leave"):
         around(module.Link, name, name)
     send = module.Link._send
@@ -279,6 +278,14 @@ def _sessions(module: ModuleType) -> None:
     around(module.SessionFile, "write", "set-session")
 
 
+def _told(module: ModuleType) -> None:
+    def point() -> str:
+        process = current()
+        return "up" if process is not None and process.role == "relay" else "upload"
+
+    along(module.Pushed, "messages", point)
+
+
 def _codec(module: ModuleType) -> None:
     module.WHOLE_BYTES = module.FRAME_BYTES = SMALL_FRAME  # type: ignore[attr-defined]
     before(module.Receiver, "feed", "receive.middle")
@@ -317,6 +324,7 @@ MODULES = {
     "fedcli.runtime.sessions": _sessions,
     "fedcli.runtime.state": _client_state,
     "fedpb.codec": _codec,
+    "fedpb.told": _told,
     "fedpb.frames": _frames,
     "fedmodels.tensors.archive": _archive,
 }
