@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -34,6 +34,7 @@ from fedsrv.commands.watching import watching_app
 from fedsrv.ray_cluster import ray_place
 
 if TYPE_CHECKING:
+    from fedmodels.config.experiment import Experiment
     from fedsrv.event_lines import EventPrinter
     from fedsrv.events import Ending, EventLog
 
@@ -120,16 +121,11 @@ def serve(
         _serve_queue(context, config)
     aside = options.check_without(without, resume)
     gone = options.check_without(forget, resume, "--forget")
-    from fedmodels.config_file import read_experiment
-
-    experiment = read_experiment(config, sets or ())
+    experiment = _experiment_of(config, sets or (), out if resume else None)
     from fedsrv.coordinator import Listen
     from fedsrv.coordinator import serve as serve_run
     from fedsrv.event_lines import EventPrinter
-    from fedsrv.state.run_directory import require_run
 
-    if resume:
-        require_run(out)
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     telling = EventPrinter(names_address=not as_json, prints=events)
@@ -151,6 +147,19 @@ def serve(
     if not events:  # a launcher shows the run itself
         _show(out, with_table=not (quiet or as_json))
     logging.getLogger("fedsrv").info("state digest: %s", summary["state_sha256"])
+
+
+def _experiment_of(config: Path, sets: Sequence[str], resumed: Path | None) -> Experiment:
+    """Return the experiment of a config; of a run that is resumed, with the defaults it has."""
+    from fedmodels.config_file import read_experiment
+
+    if resumed is None:
+        return read_experiment(config, sets)
+    from fedsrv.state.resumed_config import read_resumed
+    from fedsrv.state.run_directory import require_run
+
+    require_run(resumed)
+    return read_resumed(config, sets, resumed)
 
 
 def _serve_queue(context: typer.Context, queue: Path) -> NoReturn:
@@ -284,9 +293,7 @@ def launch(
     options.wanted(gone)  # what is wrong is said before anything starts
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for GPUs spoils no fork
-    from fedmodels.config_file import read_experiment
-
-    experiment = read_experiment(config, sets or ())
+    experiment = _experiment_of(config, sets or (), out if resume else None)
     _watchers(metrics_port, dashboard, out, insecure)  # the coordinator makes its own
     from fedsrv.launch.launcher import launch as launch_run
 

@@ -40,6 +40,7 @@ from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.owner import Owned, owned
 from fedsrv.state.record import Record, trained_in
+from fedsrv.state.resumed_config import defaults_of
 from fedsrv.state.run_directory import (
     holds_commits,
     lock,
@@ -143,7 +144,11 @@ class Store:
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):
                 raise another_config(self.path, changed, self.experiment)
-        facts = {"experiment": canonical(self.experiment.to_dict())}
+        defaults = defaults_of(self.experiment, self.ledger.fact("defaults", dict))
+        facts = {
+            "experiment": canonical(self.experiment.to_dict()),
+            "defaults": canonical(defaults),
+        }
         with writing(self.path):
             for part in halves_of(self.experiment, "server"):
                 facts |= part.takes_up(self, before)

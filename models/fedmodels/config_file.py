@@ -23,12 +23,21 @@ def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     Raises:
         ConfigError: it cannot be read, or says what it must not.
     """
+    return experiment_of(read_tables(path, overrides), str(path))
+
+
+def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read a config file's plain tables, likewise, without a check of what they say.
+
+    Raises:
+        ConfigError: it cannot be read, or is no TOML of one run.
+    """
     try:
         text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         meant = suggest_config(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"cannot read the config {path}: {reason_of(error)}{meant}") from None
-    return parse_experiment(text, str(path), overrides)
+    return _parsed(text, str(path), overrides)
 
 
 def parse_experiment(
@@ -45,6 +54,11 @@ def parse_experiment(
     Raises:
         ConfigError: names the key, what it may be and the nearest known one.
     """
+    return experiment_of(_parsed(text, source, overrides), source)
+
+
+def _parsed(text: str, source: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the plain tables of a TOML text with overrides in them."""
     try:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -54,7 +68,7 @@ def parse_experiment(
     drop_former_keys(tables, overrides)
     for item in overrides:
         override(tables, item)
-    return experiment_of(tables, source)
+    return tables
 
 
 def drop_former_keys(tables: dict[str, Any], overrides: Sequence[str]) -> None:
