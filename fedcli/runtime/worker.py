@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.position import Interaction, Round
 from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
-from fedmodels.training.asked import local_view
+from fedmodels.training.asked import local_view, reads_history
 from fedmodels.training.contexts import ClientContext, Position
 from fedmodels.training.hooks import init_client
 from fedmodels.training.loop import ClientHalf
@@ -238,6 +238,7 @@ class Worker(Client):
             extra=half.ctx.metrics,
             peak_rss_bytes=-(-peak_rss_bytes() // MEMORY_STEP) * MEMORY_STEP,
         )
+        report.trained.extend(self._trained_on(order.task, done.num_examples))
         for part in self.parts:
             part.charges(half)
         report.extra.update(half.figures)
@@ -259,6 +260,15 @@ class Worker(Client):
         result = Result(order, upload, report, covers=covers, release=kept)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         return result
+
+    def _trained_on(self, task: int, examples: int) -> Iterator[rpc.TrainedOn]:
+        """Yield what a training read, where it may be more than the order's task."""
+        read = self.stream.read
+        if self.run.experiment.privacy is not None:
+            return  # it would tell more than its pages say
+        if reads_history(self.method, self.run.experiment) or examples > read.get(task, 0):
+            for each in sorted(each for each, rows in read.items() if rows):
+                yield rpc.TrainedOn(task=each, rows=read[each])
 
     # --- other orders -----------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -145,6 +145,8 @@ class Reduced:
     """Clients whose uploads were left out, and why."""
     shares: Mapping[int, float] = field(default_factory=dict)
     """The share of each client's upload in the mean, or in what stands in its place."""
+    models: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Which of a method's several models each client's upload trained."""
     rare_classes: Mapping[str, list[int]] = field(default_factory=dict)
     """By level the classes whose prototypes too few clients have for the rule."""
 
@@ -202,7 +204,8 @@ def _unguarded(method: Method, ctx: ServerContext, state: ServerState, uploads: 
     if not _is_finite(ctx.series):
         raise PayloadError("a series of the record would hold NaN or infinite values")
     shares, rare = uploads.share_of_each(), uploads.rare_classes
-    return Reduced(after, metrics, ctx.series, shares=shares, rare_classes=rare)
+    models = {c: found for c, u in uploads.items() if (found := method.models_of(ctx, u))}
+    return Reduced(after, metrics, ctx.series, shares=shares, models=models, rare_classes=rare)
 
 
 def _check(name: str, bundle: Bundle) -> None:

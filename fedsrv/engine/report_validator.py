@@ -25,7 +25,7 @@ from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
-from fedmodels.training.asked import reported
+from fedmodels.training.asked import reads_history, reported
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.scoring import rules_of
@@ -36,8 +36,11 @@ from fedsrv.engine.schedule import Step
 
 GLOBAL_TEST = "global-test"
 OWN_KEYS = frozenset(
-    ("loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views")
-).union(OF_UPLOADS, TOLD)
+    (
+        "loss", "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views", "trained",
+        "models",
+    )
+).union(OF_UPLOADS, TOLD)  # fmt: skip
 """Names that a client's row of a record uses itself; a method's own numbers have others."""
 REPORTED = frozenset(
     [
@@ -45,6 +48,7 @@ REPORTED = frozenset(
         "seconds",
         "num_examples",
         "skipped_examples",
+        "trained",
         "extra",
         "peak_rss_bytes",
         "durable",
@@ -137,6 +141,8 @@ class ReportValidator:
         for name in report.extra:
             if name not in known and not (trains and name in self.wire.tells):
                 raise PayloadError(f"the report holds {name[:50]!r}, unknown to the method")
+        if report.trained:
+            self._check_trained(client, order, report)
         self._check_counts(client, order, report)
         self._check_confusions(order, report)
         self._check_probabilities(client, order, report)
@@ -157,6 +163,22 @@ class ReportValidator:
         for name, value in (("loss", report.loss), *report.extra.items()):
             if math.isfinite(value) and abs(value) > MAX_LOSS:  # without a step there is no loss
                 raise PayloadError(f"the report's {name[:50]!r} is {value:g}, beyond {MAX_LOSS:g}")
+
+    def _check_trained(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
+        """Check that a training read tasks that the order allows, of the examples announced."""
+        if order.kind != rpc.ORDER_KIND_TRAIN or not isinstance(client, int):
+            raise PayloadError("the report holds trained, which nobody asked for")
+        if self.run.experiment.privacy is not None:
+            raise PayloadError("the report holds trained, which a run with [privacy] has not")
+        now = self.steps[order.interaction].task_of(client)
+        announced = self.profiles[client].train.sum(1)
+        first = 0 if reads_history(self.method, self.run.experiment) else now
+        tasks = [one.task for one in report.trained]
+        allowed = range(first, min(now + 1, len(announced)))
+        if tasks != sorted({*tasks}) or any(task not in allowed for task in tasks):
+            raise PayloadError(f"the report says that {tasks[:10]} were trained on, at task {now}")
+        for one in report.trained:
+            check_examples(one.rows, int(announced[one.task]), f"the rows of task {one.task}")
 
     def _check_counts(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check that scores match the order, each once, on the announced data."""

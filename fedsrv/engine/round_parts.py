@@ -29,6 +29,7 @@ from fedsrv.engine.cohort import AllOf, Answers, Trip, fewest_alive
 from fedsrv.engine.commits import Commits, add_wire, put_scores, record_of
 from fedsrv.engine.forecast import forecast
 from fedsrv.engine.plan import Plan
+from fedsrv.engine.provenance import put_provenance
 from fedsrv.engine.reduction import Reduced, reduced
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
@@ -261,6 +262,7 @@ class RoundParts:
         """Commit an interaction while clients go on, or score it first where that is due."""
         record = record_of(at.step, at.results, found)
         exchange.records(at, found, record)
+        put_provenance(record, at.results, found, self.plan)
         step = at.step  # an exchange may know by now that it is the last one of its stage
         for one in self.options:
             one.answered(at.results)

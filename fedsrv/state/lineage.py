@@ -12,7 +12,7 @@ import json
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,10 @@ class Share:
     """Its training examples; None where they are not told."""
     ordered: int
     """The interaction of the order that it answered: an earlier one where rounds do not wait."""
+    rows_of: tuple[int | None, ...] = ()
+    """Its training examples of each of the tasks; None where they are not told."""
+    models: tuple[str, ...] = ()
+    """Which of the method's models it trained; none where there is one alone."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Origin:
     first: int = -1
     last: int = -1
     """The first and the last interaction that counted one."""
+    models: tuple[str, ...] = ()
+    """Which of the method's models these uploads trained."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +94,9 @@ class Lineage:
         found: dict[tuple[int, Task], Origin] = {}
         for version in self.versions[: interaction + 1]:
             for share in version.shares:
-                for task in share.tasks:
+                for task, rows in zip(share.tasks, share.rows_of, strict=True):
                     place = share.client, task
-                    found[place] = _with(found.get(place) or Origin(*place), share, version)
+                    found[place] = _with(found.get(place) or Origin(*place), rows, share, version)
         return [found[place] for place in sorted(found)]
 
     def to_json(self) -> dict[str, Any]:
@@ -99,11 +105,13 @@ class Lineage:
         return {**asdict(self), "last": [asdict(origin) for origin in last]}
 
 
-def _with(origin: Origin, share: Share, version: Version) -> Origin:
-    rows = None if None in (share.rows, origin.rows) else max(share.rows or 0, origin.rows or 0)
+def _with(origin: Origin, rows: int | None, share: Share, version: Version) -> Origin:
+    most = None if None in (rows, origin.rows) else max(rows or 0, origin.rows or 0)
     first = origin.first if origin.times else version.interaction
-    times = origin.times + 1
-    return Origin(origin.client, origin.task, times, rows, first, version.interaction)
+    return replace(
+        origin, times=origin.times + 1, rows=most, first=first, last=version.interaction,
+        models=tuple(sorted({*origin.models, *share.models})),
+    )  # fmt: skip
 
 
 def lineage_of(run: Path) -> Lineage:
@@ -160,11 +168,17 @@ def _shares(
             task = tasks[bisect_right(interactions, ordered) - 1]
         else:
             task = Task(int(records[ordered]["task"]))
-        rows = record["clients"].get(str(client), {}).get("num_examples")
+        row = record["clients"].get(str(client), {})
+        rows, stated = row.get("num_examples"), row.get("trained")
         known = None if rows is None else int(rows)
-        all_of_them = range(task + 1) if accumulates else (task,)
-        trained = tuple(Task(one) for one in all_of_them if (client, one) not in gone)
-        yield Share(client, trained, known, ordered)
+        if stated is None:  # of the order's task alone, or of a version whose records lack it
+            earlier = [
+                one for one in range(task if accumulates else 0) if (client, one) not in gone
+            ]
+            stated = [(one, None) for one in earlier] + [(task, None if earlier else known)]
+        trained = tuple(Task(int(one)) for one, _ in stated)
+        each = tuple(None if number is None else int(number) for _, number in stated)
+        yield Share(client, trained, known, ordered, each, tuple(row.get("models", ())))
 
 
 def _moves(growths: Sequence[Mapping[str, Any]]) -> Moves:
@@ -198,8 +212,13 @@ def _text_of(share: Share) -> str:
     first, *more = share.tasks
     is_whole = share.tasks == (*range(first, share.tasks[-1] + 1),)
     tasks = f"{first} to {more[-1]}" if more and is_whole else ", ".join(map(str, share.tasks))
-    rows = "" if share.rows is None else f", {share.rows} rows"
-    return f"client {share.client} task {tasks}{rows}"
+    total = None if None in share.rows_of else sum(map(int, filter(None, share.rows_of)))
+    rows = "" if total is None else f", {total} rows"
+    return f"client {share.client} task {tasks}{rows}{_fed(share.models)}"
+
+
+def _fed(models: Sequence[str]) -> str:
+    return f", into {' and '.join(models)}" if models else ""
 
 
 def origin_lines(found: Lineage, interaction: int) -> Iterator[str]:
@@ -212,5 +231,5 @@ def origin_lines(found: Lineage, interaction: int) -> Iterator[str]:
         rows = "" if one.rows is None else f" {one.rows} rows,"
         yield (
             f"client {one.client} task {one.task}:{rows} {one.times} times, in versions "
-            f"{one.first + 1} to {one.last + 1}"
+            f"{one.first + 1} to {one.last + 1}{_fed(one.models)}"
         )

@@ -14,7 +14,10 @@ ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
 own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
 is scored: by view ``accuracy``, ``loss``, ``auroc`` where it was asked for, the accuracy on each
-class, and on each of ``tasks`` from ``first_task`` on, which is left out where it is 0. Also what
+class, and on each of ``tasks`` from ``first_task`` on, which is left out where it is 0. What an
+upload was trained on is ``trained``, pairs of a task and its rows, where that is not the order's
+task with ``num_examples``; rows are None where they are not told. ``models`` names which of a
+method's several models it fed. Also what
 the coordinator measured of its upload, whether it counts or not: ``difference_norm``,
 ``difference_cosine`` and the norms of other parts. An upload that counts has its
 ``aggregation_weight`` (:mod:`fedsrv.engine.comparison`)."""

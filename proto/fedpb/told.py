@@ -41,7 +41,7 @@ parts:
   Joining.tasks ClientDescription.tasks ClientDescription.partition
   PullRequest.waiting PushRequest.header PushHeader.report PushHeader.bundle
   Report.counts Report.confusions Report.probabilities Report.secure_sum Report.figures
-  Report.refused_model SecureAnswer.shares SecureAnswer.opened LeaveRequest.others
+  Report.refused_model Report.trained SecureAnswer.shares SecureAnswer.opened LeaveRequest.others
   AnnounceRequest.description BundleHeader.weights BundleHeader.prototypes
   BundleHeader.generators BundleHeader.histogram ModelShard.tensors PrototypeSet.vectors
   PrototypeSet.labels PrototypeSet.counts GeneratorUpdate.tensors LabelHistogram.round
@@ -66,7 +66,7 @@ place:
   Joining.description JoinRequest.known JoinSeveralRequest.known BeatRequest.known
   LeaveRequest.known Waiting.durable Waiting.issue PullRequest.held PushHeader.kind
   PushHeader.interaction PushHeader.trip Report.durable BeatRequest.durable
-  BeatRequest.interaction TensorHeader.name TensorHeader.dtype TensorHeader.offset
+  BeatRequest.interaction TrainedOn.task TensorHeader.name TensorHeader.dtype TensorHeader.offset
   PrototypeSet.level GeneratorUpdate.key GeneratorUpdate.version
 answer:
   PushHeader.reason Report.withheld
@@ -85,7 +85,7 @@ moments:
 text:
   TaskCounts.why TaskCounts.unusual TaskCounts.drifted
 examples:
-  Report.num_examples Report.skipped_examples BeatRequest.epoch BeatRequest.batch
+  Report.num_examples Report.skipped_examples TrainedOn.rows BeatRequest.epoch BeatRequest.batch
 timing:
   Report.seconds Report.peak_rss_bytes
 loss:

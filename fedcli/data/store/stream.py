@@ -58,6 +58,10 @@ class TaskStream:
         """The open task."""
         self.num_seen = 0
         """Tasks met so far: all up to the last one ever opened."""
+        self.read: dict[int, int] = {}
+        """Training examples by task that were read since the task was opened."""
+        self._parts: dict[int, int] = {}
+        """Of how many examples of which tasks the training data of the open task are."""
         self._train: dict[int, Examples] = {}
         self._test: dict[int, Examples] = {}
         self._validation: dict[int, Examples] = {}
@@ -73,7 +77,7 @@ class TaskStream:
         if task != self.task:
             self._train.clear()
             self._contents.clear()
-        self.task = task
+        self.task, self.read = task, {}
         self.num_seen = max(self.num_seen, task + 1)
 
     def meet(self, tasks: int, first: int = 0) -> None:
@@ -127,6 +131,8 @@ class TaskStream:
         if task not in self._train:
             tasks = self._each_up_to(task) if self.accumulates else {task: self._of(task)}
             self._train[task] = _joined(tasks)
+            self._parts = {each: len(y) for each, (_, y) in tasks.items()}
+        self.read |= self._parts
         return self._train[task]
 
     def sessions(self, task: int) -> Tensor | None:
@@ -152,7 +158,9 @@ class TaskStream:
         """Return what :meth:`train_up_to` does by task, without tasks that the run passes over."""
         if not self.keep_history or task != self.task:
             raise DataError(self._gone(task))
-        return self._each_up_to(task)
+        found = self._each_up_to(task)
+        self.read |= {each: len(y) for each, (_, y) in found.items()}
+        return found
 
     def contents(self, task: int, *, up_to: bool = False) -> NDArray[np.uint64]:
         """Return a hash of the content of each input of ``train`` or of ``train_up_to``, (n,)."""

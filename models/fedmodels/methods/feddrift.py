@@ -181,6 +181,9 @@ class FedDrift(FedAvg):
                 of_group[best if role == NEW else role] += 1
         return {group: votes.most_common(1)[0][0] for group, votes in named.items()}
 
+    def models_of(self, ctx: ServerContext, upload: Bundle) -> Sequence[str]:
+        return roles_in(upload, ctx.run.forms)
+
     def _group(self, role: str, client: int) -> str:
         """Return what names the mean that a client's model is a part of."""
         return f"{NEW}{client}" if role == NEW else role

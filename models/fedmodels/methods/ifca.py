@@ -14,6 +14,7 @@ paper's experiments look at the loss on test data (docs/methods/ifca.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar, Literal
 
@@ -107,6 +108,9 @@ class Ifca(FedAvg):
         means = uploads.means(groups)  # sum_i s_ij theta_i / sum_i s_ij
         moved = {key: tensor for mean in means.values() for key, tensor in mean.items()}
         return replace(state, common=Bundle({**state.common.weights, **moved}))
+
+    def models_of(self, ctx: ServerContext, upload: Bundle) -> Sequence[str]:
+        return (role_in(upload, self._own(ctx.run.forms)),)
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         own = self._own(ctx.run.forms)

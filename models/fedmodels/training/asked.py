@@ -12,6 +12,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.randomness import started
 from fedmodels.tensors.bundle import Bundle, Weights
@@ -70,6 +71,11 @@ def load_ahead(name: str, half: str) -> None:
     """Import what a half of a method needs in its rounds: in a round others would wait for it."""
     for module in AHEAD[half].get(name, ()):
         import_module(module)
+
+
+def reads_history(method: Method, experiment: Experiment) -> bool:
+    """Tell whether a training may read the data of the tasks before its order's."""
+    return experiment.accumulates or method.trains_on == "history"
 
 
 def keeps_state(method: Method, run: RunFacts) -> bool:

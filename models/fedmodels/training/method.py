@@ -10,7 +10,7 @@ capabilities ask of some methods, which a config may leave out, is in ``training
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -110,6 +110,10 @@ class Method(ABC):
     def count(self, upload: Bundle) -> float:
         """Return what an upload's weights count in ``uploads.mean()``."""
         return 1.0
+
+    def models_of(self, ctx: ServerContext, upload: Bundle) -> Sequence[str]:
+        """Return which of several models an upload trained; nothing where there is one alone."""
+        return ()
 
     @abstractmethod
     def aggregate(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> ServerState:

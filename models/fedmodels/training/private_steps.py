@@ -33,7 +33,7 @@ from fedmodels.numerics.secrecy import Secret
 from fedmodels.position import Interaction
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, Prototypes
-from fedmodels.training.asked import asked
+from fedmodels.training.asked import asked, reads_history
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.ghost_clipping import (
     LossOf,
@@ -205,7 +205,7 @@ class HiddenExamples:
 def _tasks_of_an_example(method: Method, run: RunFacts) -> int:
     """Return in how many tasks a run may train on one example, as far as its config tells."""
     scenario, most = run.experiment.scenario, run.experiment.most_tasks
-    comes_again = run.experiment.accumulates or method.trains_on == "history"
+    comes_again = reads_history(method, run.experiment)
     if comes_again or (scenario is not None and scenario.deals_again):
         return most or 1
     return 1

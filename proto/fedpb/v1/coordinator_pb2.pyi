@@ -370,7 +370,7 @@ class Figures(_message.Message):
     def __init__(self, view: _Optional[str] = ..., test_set: _Optional[str] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities", "secure_sum", "refused_model", "figures", "withheld")
+    __slots__ = ("loss", "seconds", "num_examples", "counts", "state_sha256", "extra", "durable", "peak_rss_bytes", "confusions", "skipped_examples", "probabilities", "secure_sum", "refused_model", "figures", "withheld", "trained")
     class ExtraEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -393,6 +393,7 @@ class Report(_message.Message):
     REFUSED_MODEL_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
     loss: float
     seconds: float
     num_examples: int
@@ -408,7 +409,16 @@ class Report(_message.Message):
     refused_model: RefusedModel
     figures: _containers.RepeatedCompositeFieldContainer[Figures]
     withheld: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ..., refused_model: _Optional[_Union[RefusedModel, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[Figures, _Mapping]]] = ..., withheld: _Optional[_Iterable[str]] = ...) -> None: ...
+    trained: _containers.RepeatedCompositeFieldContainer[TrainedOn]
+    def __init__(self, loss: _Optional[float] = ..., seconds: _Optional[float] = ..., num_examples: _Optional[int] = ..., counts: _Optional[_Iterable[_Union[Counts, _Mapping]]] = ..., state_sha256: _Optional[str] = ..., extra: _Optional[_Mapping[str, float]] = ..., durable: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., confusions: _Optional[_Iterable[_Union[Confusion, _Mapping]]] = ..., skipped_examples: _Optional[int] = ..., probabilities: _Optional[_Iterable[_Union[Probabilities, _Mapping]]] = ..., secure_sum: _Optional[_Union[SecureAnswer, _Mapping]] = ..., refused_model: _Optional[_Union[RefusedModel, _Mapping]] = ..., figures: _Optional[_Iterable[_Union[Figures, _Mapping]]] = ..., withheld: _Optional[_Iterable[str]] = ..., trained: _Optional[_Iterable[_Union[TrainedOn, _Mapping]]] = ...) -> None: ...
+
+class TrainedOn(_message.Message):
+    __slots__ = ("task", "rows")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    task: int
+    rows: int
+    def __init__(self, task: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
 
 class RefusedModel(_message.Message):
     __slots__ = ("round", "accuracy", "live")

@@ -102,6 +102,7 @@ _RUNS = """
 place:
   record.round record.interaction record.task record.cohort record.growths.*
   record.secure_sum.* record.clients.*.task record.clients.*.aggregation_weight
+  record.clients.*.trained
   record.clients.*.views summary.rounds summary.clients_missing summary.clients_set_aside
   summary.growths.*
   summary.clients_started_over
