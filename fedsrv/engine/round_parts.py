@@ -36,6 +36,7 @@ from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.server_part import CheckUpload, CurrentInteraction, Exchange, ServerPart
 from fedsrv.engine.summary import summarise
 from fedsrv.state.record import Record
+from fedsrv.state.run_record import named_aside
 
 LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""
@@ -376,7 +377,7 @@ class RoundParts:
         named: dict[str, list[Any]] = {
             "clients_missing": sorted(map(str, missing)),
             "clients_started_over": sorted(self.commits.history.started_over),
-            "clients_set_aside": sorted(plan.aside),
+            **named_aside(plan.aside, self.store.forgotten()),
         }
         summary |= {key: clients for key, clients in named.items() if clients}
         for one in self.options:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from fedmodels.charts import Spread
@@ -15,8 +15,8 @@ from fedsrv.report.frame import (
     RunNumbers,
     SeedGroup,
     column,
+    over_seeds,
     rare_classes,
-    spread_of,
     winner,
 )
 from fedsrv.report.table import Name, Table
@@ -62,7 +62,7 @@ TEST = (
     f"bold: better than every other in a paired t-test over seeds, "
     f"p < {1 - CONFIDENCE:.2g}, at least {MIN_SEEDS} seeds"
 )
-MERGED = "± is the population standard deviation over runs"
+MERGED = "± is the sample standard deviation over seeds"
 
 
 def numbers_of(label: str, run: RunRecord) -> RunNumbers:
@@ -88,7 +88,8 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Table:
             at = [group.label for group in groups].index(str(first))
             if not _is_guessing(groups[at], key):
                 bold.add((down, at))
-    captions = [MERGED] if any(len(group) > 1 for group in frame) else []
+    merged = any(len({run.seed for run in group}) > 1 for group in frame)
+    captions = [MERGED] if merged else []
     captions += [TEST] if bold else []
     if hidden := len(metrics) + len(costs) - len(shown):
         captions.append(f"{hidden} more: fedsrv report --all RUN")
@@ -96,7 +97,8 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Table:
     selected = " or ".join(sorted({group.runs[0].selected for group in groups} - {""}))
     rows = [_name(key, selected, groups) for key in shown]
     cells = [
-        [_text(key, [run.values.get(key) for run in group]) for group in frame] for key in shown
+        [_text(key, [(run.seed, run.values.get(key)) for run in group]) for group in frame]
+        for key in shown
     ]
     return Table(columns, rows, cells, bold, captions)
 
@@ -128,13 +130,13 @@ def _name(key: str, selected: str, groups: Sequence[SeedGroup]) -> Name:
     return Name(title, guesses_text(groups, name), metric(name).meaning)
 
 
-def _text(key: str, values: Sequence[float | None]) -> str:
-    """Return one cell: the mean over runs, of metrics with the deviation."""
-    found = [value for value in values if value is not None]
+def _text(key: str, values: Sequence[tuple[Hashable, float | None]]) -> str:
+    """Return one cell: the mean over seeds, of metrics with the deviation."""
+    found = [(seed, value) for seed, value in values if value is not None]
     if not found:
         return "–"
     table, _, name = key.partition(".")
-    spread = spread_of(found)
+    spread = over_seeds(found)
     if table == "metrics":
         return metric_text(name, spread)
     return bytes_text(spread.mean) if table == "bytes" else f"{spread.mean:.1f} s"

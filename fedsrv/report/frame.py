@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, pstdev, stdev
+from statistics import fmean, stdev
 from typing import TypeVar
 
 from fedmodels.charts import Spread
@@ -69,8 +69,20 @@ def column(
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Return mean and population standard deviation of several values."""
-    return Spread(fmean(values), pstdev(values), len(values))
+    """Return mean and sample standard deviation of several values; one value has none."""
+    return Spread(fmean(values), stdev(values) if len(values) > 1 else 0.0, len(values))
+
+
+def over_seeds(found: Iterable[tuple[Hashable, float]]) -> Spread:
+    """Return mean and deviation over seeds of values, each with the seed of its run.
+
+    Runs of one seed are one value, their mean: they say nothing of other seeds. A run that does
+    not say its seed, which is then ``None``, stands for itself.
+    """
+    values: dict[Hashable, list[float]] = {}
+    for number, (seed, value) in enumerate(found):
+        values.setdefault((number,) if seed is None else str(seed), []).append(value)
+    return spread_of([fmean(each) for each in values.values()])
 
 
 def known(seeds: Seeds[S]) -> dict[S, float]:
@@ -156,11 +168,11 @@ class SeedGroup:
 
     def merge(self, quantity: Callable[[RunRecord], Mapping[K, float]]) -> dict[K, Spread]:
         """Merge one quantity, key by key, over the runs of the group that have the key."""
-        values: dict[K, list[float]] = {}
+        values: dict[K, list[tuple[object, float]]] = {}
         for run in self.runs:
             for key, value in quantity(run).items():
-                values.setdefault(key, []).append(value)
-        return {key: spread_of(found) for key, found in values.items()}
+                values.setdefault(key, []).append((run.seed, value))
+        return {key: over_seeds(found) for key, found in values.items()}
 
 
 def group_runs(runs: Iterable[RunRecord]) -> list[SeedGroup]:
@@ -187,6 +199,8 @@ def _experiment_of(run: RunRecord) -> dict[str, str]:
     for key in ("data.name", "method.name", "net.name"):
         if key in found:  # the place of a custom file tells no experiments apart
             found[key] = short_name(str(json.loads(found[key])))
+    if gone := run.without:  # who took part makes another experiment of it, whatever its config is
+        found["without"] = " and ".join(gone)
     # Runs of earlier versions have readings beside the hyper-parameters.
     return {key.replace("method.reading.", "method.", 1): found[key] for key in found}
 

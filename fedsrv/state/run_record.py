@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import sqlite3
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,7 @@ from fedmodels.errors import ArchiveError
 from fedmodels.files import read_regular
 from fedmodels.printable import printable
 from fedsrv.state.record import Record
+from fedsrv.state.run_directory import reading
 
 KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
 """Of pictures: the type, and how such a file begins."""
@@ -82,6 +84,32 @@ class RunRecord:
         A round in which nobody was there has no record.
         """
         return max(self.curve(lambda row: 0.0), default=0)
+
+    @property
+    def without(self) -> list[str]:
+        """Return who the run is without, in words: forgotten, set aside, or never of a round.
+
+        Of runs that draw cohorts, or grow, nobody is missed: who is there differs by itself.
+        """
+        stated = self.summary if self.is_finished else _aside_in(self.path)
+        gone = {key: _names(stated.get(key)) for key in ("clients_forgotten", "clients_set_aside")}
+        found = [f"client {client}, forgotten" for client in gone["clients_forgotten"]]
+        found += [f"task {name}, forgotten" for name in _names(stated.get("tasks_forgotten"))]
+        aside = [c for c in gone["clients_set_aside"] if c not in gone["clients_forgotten"]]
+        found += [f"client {client}, set aside" for client in aside]
+        schedule = table(self.config.get("schedule"))
+        expected = int(number(schedule.get("clients"), 0))
+        draws = any(schedule.get(key) for key in ("per_round", "open", "buffer", "availability"))
+        draws = draws or schedule.get("sampling", "uniform") != "uniform"
+        pools = self.setting("method.name") == "centralized"
+        if draws or pools or not self.is_finished:
+            return found
+        cohorts = [row["cohort"] for row in self.rows if isinstance(row.get("cohort"), list)]
+        counted = {str(client) for cohort in cohorts for client in cohort}
+        absent = [c for c in map(str, range(expected)) if c not in counted]
+        named = {*gone["clients_forgotten"], *gone["clients_set_aside"]}
+        absent = [c for c in absent if c not in named] if len(cohorts) == len(self.rows) else []
+        return found + [f"client {client}, never there" for client in absent]
 
     def setting(self, key: str) -> object:
         """Return the value of a dotted key of the config, or ``None``."""
@@ -265,6 +293,38 @@ def _read_json(path: Path) -> object:
         return _shown(json.loads(read_regular(path)))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def _aside_in(run: Path) -> Mapping[str, Any]:
+    """Return who a run that has not ended is without, as a summary would; nothing if unknown."""
+    try:
+        with reading(run) as db:
+            facts = dict(db.execute("SELECT key, value FROM meta"))
+        first = {int(client): int(at) for client, at in json.loads(facts.get("aside", "[]"))}
+        tasks = [(int(c), int(t)) for c, t in json.loads(facts.get("forgotten", "[]"))]
+    except (sqlite3.Error, OSError, ValueError, TypeError):
+        return {}
+    return named_aside(first, tasks)
+
+
+def named_aside(first: Mapping[int, int], tasks: Iterable[tuple[int, int]]) -> dict[str, list[Any]]:
+    """Return what a summary says of who a run is without; empty lists are left out.
+
+    Args:
+        first: by client, the first interaction without it; 0 of one that is forgotten.
+        tasks: the clients and tasks that are forgotten.
+    """
+    found: dict[str, list[Any]] = {
+        "clients_set_aside": sorted(first),
+        "clients_forgotten": sorted(client for client, at in first.items() if at == 0),
+        "tasks_forgotten": [f"{client}:{task}" for client, task in sorted(tasks)],
+    }
+    return {key: named for key, named in found.items() if named}
+
+
+def _names(value: object) -> list[str]:
+    """Return the names of clients or tasks in a list of JSON."""
+    return [printable(str(one)) for one in value] if isinstance(value, list) else []
 
 
 def _text(path: Path) -> str | None:

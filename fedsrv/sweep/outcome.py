@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, cast
 
 from fedmodels.config_file import parse_experiment
@@ -207,7 +207,7 @@ class Outcome:
         return least is not None and mean <= least
 
     def table(self) -> Table:
-        """Return mean ± standard deviation over seeds of every cell; for papers, of a sample."""
+        """Return mean ± sample standard deviation over seeds of every cell."""
         counts = [sum(run.row == cell for run in self.runs) for cell in self.cells]
         notes = ["" if n == self.seeds else f" ({n} of {self.seeds} seeds)" for n in counts]
         names = [f"{cell.title}{note}" for cell, note in zip(self.cells, notes, strict=True)]
@@ -250,9 +250,7 @@ class Outcome:
         form, spread = unit_of(path)[1], spread_of(found)
         mean = form.format(spread.mean)
         has_deviation = spread.n > 1 and _is_score(path)
-        if not has_deviation:
-            return mean
-        return f"{mean} ± {form.format(stdev(found) if self.paper else spread.std)}"
+        return f"{mean} ± {form.format(spread.std)}" if has_deviation else mean
 
     def difference_table(self) -> Table:
         """Return the differences of every row that was compared."""

@@ -58,7 +58,7 @@ CSS = f"{_BOTH}{_DAY}@media(prefers-color-scheme:dark){{{_NIGHT}}}@media print{{
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and population standard deviation over several runs, and how many runs there were."""
+    """Mean and sample standard deviation over the seeds of runs, and how many seeds there were."""
 
     mean: float
     std: float = 0.0
@@ -538,7 +538,7 @@ def _title(text: str) -> str:
 
 def _said(spread: Spread, unit: Unit) -> str:
     text = text_of(spread.mean, unit)
-    return f"{text} ± {text_of(spread.std, unit)} over {spread.n} runs" if spread.std else text
+    return f"{text} ± {text_of(spread.std, unit)} over {spread.n} seeds" if spread.std else text
 
 
 def _round(value: float, unit: Unit) -> str:

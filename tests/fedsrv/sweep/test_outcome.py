@@ -135,7 +135,7 @@ def test_equal_best_means_are_all_bold():
 def test_a_ladder_is_a_table_of_scores_against_length():
     text = page(outcome())
     assert "| A_loc | 1 × rounds | 2 × rounds |\n|---|---|---|\n" in text
-    assert "| A | 55.00 ± 4.08 | **75.00 ± 4.08** |\n| B | 55.00 ± 3.27 | 65.03 ± 4.08 |\n" in text
+    assert "| A | 55.00 ± 5.00 | **75.00 ± 5.00** |\n| B | 55.00 ± 4.00 | 65.03 ± 5.00 |\n" in text
     # differences of 10, 10 and 9.9: s = 0.0577, and t of two degrees of freedom is 4.303
     assert "| 2 × rounds: A | +9.97 [+9.82, +10.11] * |" in text
 
@@ -228,11 +228,11 @@ def test_a_picture_that_does_not_fit_leaves_the_earlier_one(tmp_path, monkeypatc
 
 
 def test_bands_of_a_picture_are_the_spreads_of_the_tables():
-    """Of 50, 60 and 55 the population standard deviation is the root of 50/3."""
+    """Of 50, 60 and 55 the sample standard deviation is 5."""
     ladder, curve = charts_of(outcome())
     found = [(s.mean, s.std, s.n) for s in ladder.values["A"].values()]
-    assert found == [pytest.approx((mean, 0.040825, 3), abs=1e-6) for mean in (0.55, 0.75)]
-    assert "| 1 × rounds: A | 55.00 ± 4.08 |" in page(outcome())
+    assert found == [pytest.approx((mean, 0.05, 3), abs=1e-6) for mean in (0.55, 0.75)]
+    assert "| 1 × rounds: A | 55.00 ± 5.00 |" in page(outcome())
     assert curve.values["A"].keys() == {1, 2}, "the runs of twice the length alone"
 
 
@@ -255,6 +255,6 @@ def test_the_page_of_a_sweep_has_its_tables_and_charts(tmp_path):
     write_html([read_run(tmp_path / "run")], tmp_path / "page.html", [section])
     text = (tmp_path / "page.html").read_text()
     assert text.index("The sweep&#39;s columns") < text.index("<h2>Settings</h2>")
-    assert "<td class=best>75.00 ± 4.08</td>" in text
+    assert "<td class=best>75.00 ± 5.00</td>" in text
     assert "+9.97 [+9.82, +10.11] *" in text
     assert ">×2</text>" in text
