@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -49,9 +51,9 @@ def test_what_the_run_resolved_wins_over_a_changed_default(tmp_path, caplog):
 
 def test_a_run_of_a_version_that_recorded_no_defaults(tmp_path):
     begun(tmp_path / "run", 7)
-    store = Store(tmp_path / "run", tiny_experiment(evaluate={"batch_size": 7}), resume=True)
-    store.ledger.db.execute("DELETE FROM meta WHERE key IN ('defaults', 'seal')")
-    store.close()
+    with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as db:
+        db.execute("DELETE FROM meta WHERE key = 'defaults'")
+        db.commit()
     config = config_of(tmp_path / "e.toml", training=tiny_experiment().to_dict()["training"])
     found = read_resumed(config, [], tmp_path / "run")
     assert difference(tiny_experiment(evaluate={"batch_size": 7}), found) == []
