@@ -27,7 +27,9 @@ PRIVACY = script_of("privacy")
 TOLD = PRIVACY.fields_on((HERE.parents[1] / "docs" / "privacy.md").read_text())
 """What docs/privacy.md says that each method uploads."""
 REWRITE = os.environ.get("FEDTIDE_REWRITE_GOLDEN") == "1"
-OWN_KEYS = {"seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views"}
+OWN_KEYS = {
+    "seconds", "num_examples", "skipped_examples", "peak_rss_bytes", "views", "trained", "models",
+}  # fmt: skip
 """What a client's row has beside metrics."""
 SHOWN = ("loss", "a_glo", "a_loc", "a_sel")
 TOLERANCE = 1e-6
