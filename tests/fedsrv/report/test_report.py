@@ -201,8 +201,8 @@ def test_a_run_in_progress_shows_what_it_has(tmp_path):
     assert line_of(text, "bytes down") == ["12 kB"]  # four interactions of 3 x 1000
 
 
-def test_seeds_merge_as_mean_and_population_deviation(tmp_path):
-    """Accuracies .80, .81, .84: mean .81667, deviations -1/60, -1/150, 7/300; of a sample .020817."""
+def test_seeds_merge_as_mean_and_sample_deviation(tmp_path):
+    """Accuracies .80, .81, .84: mean .81667, deviations -1/60, -1/150, 7/300; std .020817."""
     values = (0.80, 0.81, 0.84)
     runs = [
         read_run(write_run(tmp_path / f"s{i}", seed=i, metrics={"a_glo": v, "entropy": 2.0}))
