@@ -78,7 +78,7 @@ def page() -> str:
             parts.append(
                 f"Further keys are the net's own options: [nets](nets.md). Nets: {nets}.\n"
             )
-            several = "[nets](nets.md#a-net-of-its-own-for-each-client)"
+            several = "[nets](nets.md#different-nets-per-client)"
             parts += ["## `[[net.by_client]]`\n", _table(experiment.ClientsNet)]
             parts.append(f"Further keys are the net's own options: {several} of clients.\n")
         if name == "method":
