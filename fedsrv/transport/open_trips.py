@@ -90,10 +90,10 @@ class OpenTrip:
         return client in self.intake.answered
 
     def check_issue(self, header: rpc.PushHeader) -> None:
-        """Check that what a relay passes on is of this issue of the orders; NotReady if not.
+        """Check that what somebody passes on is of this issue of the orders; NotReady if not.
 
         The same work has the same number after a crash, and so a client's own upload counts that
-        comes late. A relay's promises and sums rest on one another: they are of one issue.
+        comes late. Promises and sums rest on one another: they are of one issue.
         """
         if header.issue not in (0, self.issue):
             raise NotReady("the order was issued anew; bring the result of the new one")

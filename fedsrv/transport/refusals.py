@@ -52,7 +52,7 @@ class NotReady(Exception):
 
 
 class SecondRelay(NotReady):
-    """A relay of this name is connected, and the caller is another one."""
+    """Somebody of this name is connected, and the caller is another one."""
 
 
 class WrongRun(Exception):

@@ -466,10 +466,10 @@ class RemoteCohort:
         return session.token
 
     def _regroup(self, clients: Collection[ClientId]) -> None:
-        """Have relays ask again for the orders of clients whose group has become another one.
+        """Have callers ask again for the orders of clients whose group has become another one.
 
-        A relay learns by itself of a client that it pulls orders for. One that comes elsewhere
-        before it joined the relay would be waited for in vain.
+        A caller learns by itself of a client that it pulls orders for. One that joins elsewhere
+        before it joined there would be waited for in vain.
         """
         for session in (self.sessions.get(client) for client in clients):
             if session is not None and session.caller is not None:
@@ -510,7 +510,7 @@ class RemoteCohort:
     def hung_up(self, caller: Caller) -> None:
         """Note that a Pull has ended."""
         with self._lock:
-            caller.is_open = False
+            caller.is_there = False
 
     def listening(self) -> list[Through]:
         """Return through whom clients joined whose orders are pulled now."""
@@ -518,7 +518,7 @@ class RemoteCohort:
             return [
                 session.through
                 for session in self.sessions.values()
-                if session.through and session.caller is not None and session.caller.is_open
+                if session.through and session.caller is not None and session.caller.is_there
             ]
 
     def is_safe(self, session: ClientSession, durable: int) -> None:

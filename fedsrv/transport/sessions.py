@@ -107,7 +107,7 @@ class Caller:
     """Whether the caller has as many unanswered orders as it may have."""
     is_waiting: bool = False
     """Whether the caller waits for an order now."""
-    is_open: bool = True
+    is_there: bool = True
     """Whether its stream has not ended yet; a large payload may be on its way."""
     is_regrouped: bool = False
     """Whether a client has left the group that it was told of, and may not be one of its own."""

@@ -28,7 +28,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"/relay/|commands/relay",
         r"\brelay\w*|\bGroupSum\b",
         """
-        fedmodels/config/combinations.py fedmodels/numerics/metric_tables.py
+        fedmodels/config/combinations.py fedmodels/help_panels.py
+        fedmodels/numerics/metric_tables.py fedmodels/times.py
         fedsrv/cli.py fedsrv/commands/audit.py fedsrv/commands/certs.py
         fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
         """,
@@ -107,6 +108,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"\bDeployment\b|experiment\.deploy\b|\bDeployed\b",
         """
         fedcli/prediction.py fedcli/runtime/workers.py fedmodels/config/combinations.py
+        fedtide/open_runs.py
         """,
     ),
     "audit and history": (
@@ -191,7 +193,7 @@ OF_DATA_AND_PICTURES = """
 """
 """What tables, images, code of one's own, and methods with pictures need."""
 PROGRAMS = ["fedsrv.coordinator", "fedcli.runtime.host", "fedmodels.methods.fedavg"]
-CLOSURE = 132
+CLOSURE = 133
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys
