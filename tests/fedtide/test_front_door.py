@@ -206,7 +206,7 @@ def test_no_process_outlives_one_that_is_killed(tmp_path):
     killed = subprocess.Popen(
         [sys.executable, "-c", script], cwd=tmp_path, stdin=subprocess.PIPE, bufsize=0
     )
-    assert killed.wait(60) == -signal.SIGKILL
+    assert killed.wait(300) == -signal.SIGKILL  # most of it is the start of processes
     assert killed.stdin is not None
     readers = select.poll()
     readers.register(killed.stdin, 0)
