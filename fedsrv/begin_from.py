@@ -19,6 +19,8 @@ from fedmodels.tensors.archive import load, load_named, save
 from fedmodels.tensors.bundle import Bundle, Weights, state_digest
 from fedmodels.training.asked import global_weights
 from fedsrv.state.run_record import read_run
+from fedsrv.state.state_files import state_path
+from fedsrv.state.stated import newest_state
 
 FILE = "begin-{}.safetensors"
 """The file of weights in the directory of the run that they are of."""
@@ -73,21 +75,18 @@ def _kept(out: Path) -> str | None:
 
 def _written(run: Path) -> Path:
     """Write the weights of a run's newest state to a file beside it, and return the file."""
-    states = sorted((run / "server").glob("state-*.safetensors"))
-    if not states:
-        raise ConfigError(f"[net] begin_from: {run} holds no committed state of a run")
     try:
+        interaction = newest_state(run)
         record = read_run(run)
         table = experiment_of(record.config, str(run / "config.toml")).method
         method = make(table.name, **table.hyper_parameters())
-        bundles, header = load_named(states[-1])
+        bundles, header = load_named(state_path(run / "server", interaction))
         weights = _shared(global_weights(method, bundles.get("common", Bundle())))
         if not weights:
             raise ConfigError(
                 f"[net] begin_from: clients of {table.name} in {run} share no weights: name a file "
                 "of one client's ([net] weights, fedsrv export --client)"
             )
-        interaction = int(states[-1].stem.partition("-")[2])
         said = {
             "run": str(header["run"]),
             "interaction": interaction,

@@ -23,6 +23,7 @@ from fedmodels.training.asked import global_weights
 from fedmodels.training.run import RunFacts
 from fedsrv.state.run_directory import reading, state_numbers
 from fedsrv.state.run_record import RunRecord, read_run
+from fedsrv.state.state_files import state_path
 from fedsrv.state.stated import check_state
 
 READS = 10
@@ -95,13 +96,13 @@ def _newest(run: Path) -> tuple[RunRecord, Bundle]:
         ArchiveError: no state is there.
     """
     for left in reversed(range(READS)):
-        record, numbers = read_run(run), state_numbers(run / "server")
-        number = max((n for n in numbers if n < len(record.rows)), default=None)
-        if number is None and not numbers:
+        record = read_run(run)
+        if not state_numbers(run / "server"):
             raise ArchiveError(f"{run} holds no committed state of the server")
+        number = max(0, len(record.rows) - 1)
+        file = state_path(run / "server", number)
         try:
-            file = run / "server" / f"state-{number or 0:08d}.safetensors"
-            check_state(run, number or 0)
+            check_state(run, number)
             return record, load_named(file)[0].get("common", Bundle())  # none of "local"
         except ArchiveError:
             if file.exists() or not left:

@@ -56,7 +56,7 @@ def verify(
         ),
     ] = None,
 ) -> None:
-    """Check that a run's records, history and audit log are as they were written.
+    """Check every row of run.db, states, files for people and the audit log against the history.
 
     Somebody who edits all of them alike is noticed by a head that others have kept.
     """

@@ -108,7 +108,7 @@ def _copied(run: Path, fresh: Path) -> int:
             begun = {n - 1 for _, n in record.get("under_way", ())} if record else set()
             numbers = sorted(n for n in {committed, *begun} if n >= 0)
             stated = {n: digest for n in numbers if (digest := ledger.stated_state(n))}
-            described = ledger.file("data.json")
+            files = {name: ledger.file(name) for name in ("data.json", *AT_END)}
             ledger.in_one_file()
         try:
             for number in numbers:
@@ -118,17 +118,24 @@ def _copied(run: Path, fresh: Path) -> int:
         except (FileNotFoundError, ArchiveError) as error:
             missing = str(error)
             continue
-        for name in (*BESIDE, *AT_END) if has_ended else BESIDE:
+        at_end = [name for name in AT_END if has_ended or files[name]]
+        for name in (*BESIDE, *at_end):
+            (fresh / name).unlink(missing_ok=True)  # of a copy before this one
             with suppress(FileNotFoundError):
                 _copy(run / name, fresh / name)
-        if described and sha256_of(fresh / "data.json") != described:
-            missing = f"{run / 'data.json'} is not what the run wrote"  # or it grew meanwhile
+        if other := [n for n, said in files.items() if said and _sha256_of(fresh / n) != said]:
+            missing = f"{run / other[0]} is not what the run wrote"  # or it is written right now
             continue
         for given in run.glob(GIVEN):
             _copy(given, fresh / given.name)
         _cut(fresh / "rounds.jsonl", lines)
         return committed
     raise ArchiveError(f"{run}: no whole copy can be made: {missing}")
+
+
+def _sha256_of(path: Path) -> str:
+    """Return the sha256 of a file that was copied; an empty text where there was none."""
+    return sha256_of(path) if path.exists() else ""
 
 
 def _copy_database(source: Path, target: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from fedmodels.errors import ArchiveError
 from fedsrv.state import rows
 from fedsrv.state.chain import beginning_of, continued, digest_of, stated_states
+from fedsrv.state.run_directory import state_numbers
 from fedsrv.state.state_files import check_stated, state_path
 
 Rows = list[tuple[Any, ...]]
@@ -33,6 +34,11 @@ class History:
     """The link before the first one, and after each up to the first that was changed."""
     wrong: list[str]
     """What does not fit in the database, a line each."""
+
+    @property
+    def committed(self) -> int | None:
+        """The last committed interaction; None before the first."""
+        return int(self.records[-1][0]) if self.records else None
 
 
 def read_history(database: Path) -> History:
@@ -80,12 +86,43 @@ def check_state(run: Path, number: int) -> None:
     """Compare a run's state after an interaction with its history, where that states it.
 
     Raises:
-        ArchiveError: it is not the one that the run wrote, or the history was edited.
+        ArchiveError: it is not the one that the run wrote, it was never committed, or the history
+            was edited.
+    """
+    if (run / "run.db").is_file():
+        _check_state(run, number, _whole_history(run))
+
+
+def newest_state(run: Path) -> int:
+    """Return the newest interaction that is committed, whose state is the one that is stated.
+
+    Without a database, that is the one of the newest state.
+
+    Raises:
+        ArchiveError: nothing is committed, or as :func:`check_state`.
     """
     if not (run / "run.db").is_file():
-        return
+        number = max(state_numbers(run / "server"), default=None)
+    else:
+        found = _whole_history(run)
+        number = found.committed
+        if number is not None:
+            _check_state(run, number, found)
+    if number is None:
+        raise ArchiveError(f"{run} holds no committed state of a run")
+    return number
+
+
+def _whole_history(run: Path) -> History:
     found = read_history(run / "run.db")
     if found.wrong:
         raise ArchiveError(f"{run / 'run.db'}: {found.wrong[0]} (fedsrv verify {run})")
+    return found
+
+
+def _check_state(run: Path, number: int, found: History) -> None:
+    path = state_path(run / "server", number)
+    if found.committed is None or number > found.committed:
+        raise ArchiveError(f"{path} was never committed (fedsrv verify {run})")
     if stated := stated_states(found.said).get(number):
-        check_stated(state_path(run / "server", number), stated)
+        check_stated(path, stated)

@@ -22,7 +22,7 @@ from fedmodels.printable import printable
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
 from fedsrv.state.chain import Head, stated_states
 from fedsrv.state.state_files import check_stated, state_path
-from fedsrv.state.stated import History, Rows, opened, read_history
+from fedsrv.state.stated import Rows, opened, read_history
 
 STATED = ("config.toml", "data.json", "lineage.json", "summary.json")
 """The files whose sha256 a run states."""
@@ -146,7 +146,7 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     elif kept is not None and links[kept.number] != kept.link:
         wrong.append(f"the history up to statement {kept.number} is not the one that was kept")
     lines, more = _audited(run, found.said)
-    return Verified(head, lines, [*wrong, *more, *_other_states(run, found), *falsified(run)])
+    return Verified(head, lines, [*wrong, *more, *_other_states(run), *falsified(run)])
 
 
 def verified_log(place: Path, kept: Head | None = None) -> Verified:
@@ -242,13 +242,25 @@ def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> 
         )
 
 
-def _other_states(run: Path, found: History) -> Iterator[str]:
-    """Yield a line for each state in the directory that is not the one that the run wrote."""
+def _other_states(run: Path) -> list[str]:
+    """Return a line for each state in the directory that is not the one that the run wrote.
+
+    Also where the newest one is gone.
+    """
+    wrong = [*_misstated(run)]
+    return wrong and [*_misstated(run)]  # a run under way may have gone on in between
+
+
+def _misstated(run: Path) -> Iterator[str]:
+    found = read_history(run / "run.db")
+    newest = -1 if found.committed is None else found.committed
     for number, stated in sorted(stated_states(found.said).items()):
         path = state_path(run / "server", number)
+        if number == newest + 1:  # undone, and a replay writes it before its record
+            continue
         with suppress(ArchiveNotRead):
             try:
-                if path.exists():  # the run deletes the older ones
+                if number == newest or path.exists():  # the run deletes the older ones
                     check_stated(path, stated)
             except ArchiveError as error:
                 yield str(error)

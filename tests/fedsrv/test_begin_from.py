@@ -12,7 +12,7 @@ import torch
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.tensors.archive import load_named
+from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, state_digest
 from fedmodels.training.initial_weights import pin_weights
 from fedmodels.training.run import RunFacts
@@ -71,6 +71,20 @@ def test_weights_are_found_where_the_earlier_run_has_moved_and_in_its_backup(
     shutil.rmtree(old)
     summary = run_in_process(beginning(moved, out), digits, out, resume=True)
     assert summary["rounds"]
+
+
+def test_a_model_that_was_replaced_or_never_committed_is_refused(before, tmp_path):
+    run = Path(shutil.copytree(before, tmp_path / "before"))
+    last = run / "server" / "state-00000003.safetensors"
+    later = Path(shutil.copy(last, last.with_name("state-00000004.safetensors")))
+    weights_of = beginning(run, tmp_path / "a").net.weights
+    assert Path(str(weights_of)).name == "begin-00000003.safetensors"
+    later.replace(last.with_name("state-00000003.safetensors"))
+    bundles, header = load_named(last)
+    weights = {key: -tensor for key, tensor in bundles["common"].weights.items()}
+    save_named(last, {**bundles, "common": Bundle(weights=weights)}, header)
+    with pytest.raises(ConfigError, match=r"begin_from: .* is not the state that the run wrote"):
+        beginning(run, tmp_path / "b")
 
 
 def test_what_does_not_fit_is_refused_in_a_line(digits, before, tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import tarfile
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 
 import fedtide
 from fedmodels.errors import ArchiveError
+from fedmodels.position import Interaction
 from fedmodels.tensors.archive import load_named, save_named
-from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.bundle import Bundle, state_digest
 from fedsrv.state.backup import backup, restore
 from fedsrv.state.chain import Head
 from fedsrv.state.earlier_ledger import link_of, seal_of
@@ -181,6 +183,37 @@ def test_a_part_that_was_replaced_is_told(run, whole):
         assert store.committed == 0
 
 
+def test_a_kill_while_a_replay_commits_is_no_falsification(tmp_path, monkeypatch):
+    """The state of an undone interaction is written anew, and names other files of parts."""
+    clients = state(0).clients
+
+    def commit(store: Store, *numbers: int) -> None:
+        for number in numbers:
+            store.commit(record(number), replace(state(number), clients=clients), None)
+
+    def digests(store: Store) -> list[str]:
+        return [state_digest(store.state(Interaction(n)).named()) for n in range(4)]
+
+    def is_killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with closing(Store(tmp_path / "run", EXPERIMENT, False)) as store:
+        commit(store, 0, 1, 2, 3)
+        before = digests(store)
+        store.roll_back(Interaction(0))
+        monkeypatch.setattr(Ledger, "append", is_killed)
+        with pytest.raises(KeyboardInterrupt):
+            commit(store, 1)
+        run = shutil.copytree(store.path, tmp_path / "killed")
+    monkeypatch.undo()
+    assert verified(run).wrong == []
+    with closing(Store(run, EXPERIMENT, True)) as store:
+        assert store.committed == 0
+        commit(store, 1, 2, 3)
+        assert digests(store) == before
+    assert verified(run).wrong == []
+
+
 CONFIG = {
     "data": {"name": "digits", "max_per_class": 8, "max_test_per_class": 2},
     "scenario": {"kind": "iid"},
@@ -208,6 +241,46 @@ def test_a_replaced_model_is_neither_exported_nor_copied(ended, tmp_path):
     negated(tmp_path / "copy" / "server" / "state-00000001.safetensors")
     with pytest.raises(ArchiveError, match="is not the state that the run wrote"):
         restore(tmp_path / "copy", tmp_path / "again")
+
+
+def test_the_newest_model_that_is_gone_is_told_and_no_older_one_exported(ended, tmp_path):
+    run = Path(shutil.copytree(ended, tmp_path / "run"))
+    path = run / "server" / "state-00000001.safetensors"
+    path.unlink()
+    assert verified(run).wrong == [f"{path} is missing"]
+    with pytest.raises(ArchiveError, match=r"state-00000001\.safetensors is missing"):
+        fedtide.Run(run).global_model()
+
+
+def test_a_model_that_was_never_committed_is_not_exported(ended, tmp_path):
+    """With a line of rounds.jsonl of its own, which no record of run.db is behind."""
+    run = Path(shutil.copytree(ended, tmp_path / "run"))
+    path = run / "server" / "state-00000002.safetensors"
+    shutil.copy(run / "server" / "state-00000001.safetensors", path)
+    negated(path)
+    with (run / "rounds.jsonl").open("r+") as lines:
+        lines.write([*lines][-1])
+    with pytest.raises(ArchiveError, match=r"state-00000002\.safetensors was never committed"):
+        fedtide.Run(run).global_model()
+
+
+def test_a_copy_of_an_ended_run_holds_all_files_that_the_run_states(ended, tmp_path):
+    backup(ended, tmp_path / "copy")
+    restore(tmp_path / "copy", tmp_path / "run")
+    assert verified(tmp_path / "copy").wrong == []
+    assert verified(tmp_path / "run", verified(ended).head).wrong == []
+
+
+def test_a_file_that_is_about_to_be_written_is_waited_for_by_a_copy(tmp_path):
+    """Its statement comes first."""
+    with closing(Store(tmp_path / "run", EXPERIMENT, False)) as store:
+        committed(store, 0)
+        store.expect("data.json", "{}\n")
+        with pytest.raises(ArchiveError, match=r"data\.json is not what the run wrote"):
+            backup(store.path, tmp_path / "copy")
+        store.publish("data.json", "{}\n")
+        backup(store.path, tmp_path / "copy")
+    assert verified(tmp_path / "copy").wrong == []
 
 
 @pytest.mark.parametrize("name", ["data.json", "lineage.json"])
