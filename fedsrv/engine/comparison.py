@@ -1,7 +1,8 @@
 """Which uploads lie far out of those beside them, or stand out, and what records say of each.
 
 Each upload is measured as it comes (:mod:`fedmodels.tensors.differences`). The bounds are relative
-to the other uploads, and wide (docs/decisions/085 has what honest uploads are like).
+to the other uploads, and wide: docs/decisions/085-outliers-are-excluded.md has what honest uploads
+are like.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which clients of a GPU could train as one step: what a launch proposes, or does if asked to.
 
 It is not done unasked: stacked steps round otherwise, and the layout of hosts and crashes would
-change the bits of a run (docs/decisions/099-hosts-by-gpus.md).
+change the bits of a run (docs/decisions/099-hosts-and-gpus.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A stack of GANs makes one step of all of them (:mod:`fedmodels.nets.generative.gan_groups`). Every
 GAN keeps its own batches and random numbers, in the order in which it has them alone, so that a
 stack comes to the same as its GANs alone, up to rounding.
-docs/decisions/095-gans-trained-as-one.md has the reasons.
+docs/decisions/095-gans-without-autograd.md has the reasons.
 
 Shapes: N GANs of a stack, B examples of the largest batch, canvas S.
 """

@@ -2,8 +2,7 @@
 
 A layer is one batched product over the GANs, of vectors or of small images. Tensors are those
 of the GANs, one after the other along the first axis, and so are an optimiser's moments.
-docs/decisions/095-gans-trained-as-one.md, 098-closed-form-of-the-penalty.md and
-100-gans-without-autograd.md have the reasons.
+docs/decisions/095-gans-without-autograd.md has the reasons.
 
 Shapes: N GANs, B examples of each, c channels, o of the smaller images, d features.
 """
