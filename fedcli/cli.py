@@ -326,8 +326,10 @@ def join(
             if not is_published(data):
                 tell_own(data, [c for c in clients if isinstance(c, int)], strict=strict)
         host.run()
-    except DataError as error:  # as with a wrong option, the same command again is in vain
-        raise ConfigError.like(error) from None
+    except DataError as error:
+        if run_id:  # a site that stays tries again: its data may only be away
+            raise
+        raise ConfigError.like(error) from None  # the same command again is in vain
     except OSError as error:  # a disk that is full now may have room later
         raise ArchiveError(why_file_is_no_good(error) or str(error)) from None
 

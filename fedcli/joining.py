@@ -134,7 +134,8 @@ def host_of(
         shown = _look(link, clients, brought, code, weights, has_cut=has_cut)
     elif run_id:  # another one by now is told as that, and not as a state directory's
         link.prepare(clients[0], has_cut=has_cut)
-    data, wanted = _brought(link, clients, data, states / "own-data", recipe, shown)
+    cache, stays = states / "own-data", bool(run_id)
+    data, wanted = _brought(link, clients, data, cache, recipe, shown, stays=stays)
     if rules.floor is not None and shown is not None and clients[0] != EVALUATOR:
         from fedcli.parts.privacy.told_beside import check_told
 
@@ -254,6 +255,8 @@ def _brought(
     cache: Path,
     recipe: Path | None = None,
     shown: Experiment | None = None,
+    *,
+    stays: bool = False,
 ) -> tuple[Path, CountDetail]:
     """Return where clients' directories are, and how the run wants examples announced.
 
@@ -289,8 +292,10 @@ def _brought(
                 "labels allows it"
             )
         return place, count_detail_in(wanted.announce)
-    except DataError as error:  # as with a wrong option, the same command again is in vain
-        raise ConfigError.like(error) from None
+    except DataError as error:
+        if stays:  # its data may only be away
+            raise
+        raise ConfigError.like(error) from None  # the same command again is in vain
 
 
 def _has_cut(clients: Sequence[ClientId], data: Path, cache: Path) -> bool:

@@ -25,15 +25,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from fedcli.data.kept_runs import make_room
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
-from fedcli.runtime.staying import Address, each_run
+from fedcli.runtime.staying import Address, Outcome, each_run
 from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import LEDGER
-from fedmodels.errors import ConfigError, DataError, FedtideError, TrainingFailed
+from fedmodels.errors import ConfigError, FedtideError, TrainingFailed
 from fedmodels.files import require_utf8
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
@@ -219,6 +220,8 @@ def client(
 
             place = None if show_uploads == "-" else _path(show_uploads) / run
             shown = Shown(place, [client_id], tensors=show_tensors, asks=False)
+        if run:
+            make_room(states, run)
         found = host_of(
             [client_id], server, _path(data), states / run, torch.device(device), tls=tls,
             give_up_after=give_up_after, start_over=start_over, code=[*map(_path, code)],
@@ -249,14 +252,13 @@ def _of_each_run(address: Address, host: Callable[[str], Host]) -> Iterator[Loop
     runs = each_run(address.run)
     run = next(runs)
     while True:
-        status = 0
+        outcome = Outcome.OVER
         try:
             yield from _interactions(host(run))
         except (FedtideError, OSError) as error:
             log.error("run %s: %s", run, error)
-            data = isinstance(error, DataError)  # the same again is in vain
-            status = ConfigError.exit_code if data else getattr(error, "exit_code", 1)
-        run = runs.send(status)
+            outcome = Outcome.of(getattr(error, "exit_code", 1))
+        run = runs.send(outcome)
 
 
 def _path(given: PathLike) -> Path:

@@ -13,19 +13,21 @@ import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import grpc
 
+from fedcli.data.kept_runs import make_room
 from fedcli.gate.rules import Rules
 from fedmodels.config.privacy import LEDGER
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ArchiveError, ConfigError, SetOut
 from fedmodels.machine import end_on_sigterm
 from fedmodels.options import words_of
 from fedmodels.printable import printable
 from fedmodels.processes import run_program
-from fedmodels.times import FIRST_PAUSE_S, LAST_PAUSE_S, OVER_S, SITE_LOOK_S
+from fedmodels.times import A_NEW_RUN_S, FIRST_PAUSE_S, LAST_PAUSE_S, OVER_S, SITE_LOOK_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
 from fedpb.told import Door, Passed
@@ -35,7 +37,35 @@ from fedpb.v1 import coordinator_pb2 as rpc
 if TYPE_CHECKING:
     import typer
 
+NEW_RUNS = 20
+"""Runs that a site joins as soon as they are served: a server names its runs itself, and each costs
+a process and files. Each further one takes ``A_NEW_RUN_S``."""
+LEFT = 1000
+"""Runs that this site takes no part in any more, of which it knows so."""
 log = logging.getLogger(__name__)
+
+
+class Outcome(Enum):
+    """How taking part in a run ended, and so whether it is joined again."""
+
+    OVER = "is over"
+    """It may be given further rounds: again after a minute."""
+    LATER = "ended by a fault"
+    """As of a link, a disk or data that are away: again, after a longer time each time."""
+    NOT_ALLOWED = "this site stays out of it"
+    """By what the site itself says: again once the run was away, or another one was served."""
+    FOR_GOOD = "goes on without this site"
+    """As the run says: never again."""
+
+    @classmethod
+    def of(cls, status: int) -> Outcome:
+        """Return what the exit status of a process says that took part in a run."""
+        known = {
+            0: cls.OVER,
+            ConfigError.exit_code: cls.NOT_ALLOWED,
+            SetOut.exit_code: cls.FOR_GOOD,
+        }
+        return known.get(status, cls.LATER)
 
 
 @dataclass
@@ -87,38 +117,69 @@ class Address:
 
 
 def each_run(
-    runs: Callable[[], str | None], wait: Callable[[float], None] = time.sleep
-) -> Generator[str, int, NoReturn]:
+    runs: Callable[[], str | None],
+    wait: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
+) -> Generator[str, Outcome, NoReturn]:
     """Yield each run that is served, for good, and be sent how taking part in it ended.
 
-    A run that this site stays out of is left alone until no run is served, or another one. A run
-    that is over is joined again after a minute if it is still there: it may have been given further
-    rounds. After a fault the site joins again.
+    :class:`Outcome` says whether and when a run is joined again. New runs are joined at once as
+    long as there are few of them: after ``NEW_RUNS`` one each ``A_NEW_RUN_S``.
 
     Args:
         runs: returns the id of the run that is served now, or None.
         wait: waits so many seconds.
+        now: the time, in seconds.
     """
     last, left_s, pause_s = "", 0.0, FIRST_PAUSE_S
+    left, allowed = dict[str, None](), _NewRuns(now)
     while True:
         run = runs()
-        if run is None or (run == last and left_s > 0):
+        is_left = run in left or (run == last and left_s > 0)
+        if run is None or is_left or (run != last and not allowed.take()):
             left_s = left_s - SITE_LOOK_S if run else 0.0
             wait(SITE_LOOK_S)
             continue
         if run != last:
             pause_s = FIRST_PAUSE_S
         log.info("run %s: joins", run)
-        status, last = (yield run), run
-        if status == 0:
-            log.info("run %s: is over", run)
-            left_s = OVER_S
-        elif status == ConfigError.exit_code:
-            log.warning("run %s: this site stays out of it", run)
-            left_s = math.inf
-        else:
-            log.warning("run %s: ended with status %d; again in %g s", run, status, pause_s)
+        outcome, last = (yield run), run
+        if outcome is Outcome.LATER:
+            log.warning("run %s: %s; again in %g s", run, outcome.value, pause_s)
             left_s, pause_s = pause_s, min(2 * pause_s, LAST_PAUSE_S)
+            continue
+        level = logging.INFO if outcome is Outcome.OVER else logging.WARNING
+        log.log(level, "run %s: %s", run, outcome.value)
+        left_s = OVER_S if outcome is Outcome.OVER else math.inf
+        if outcome is Outcome.FOR_GOOD:
+            left[run] = None
+            for old in [*left][:-LEFT]:
+                del left[old]
+
+
+@dataclass
+class _NewRuns:
+    """How many further runs a site joins at once."""
+
+    now: Callable[[], float]
+    spare: float = float(NEW_RUNS)
+    at: float = field(default=math.nan, init=False)
+    is_told: bool = field(default=False, init=False)
+
+    def take(self) -> bool:
+        """Tell whether a run that was not the last one may be joined now."""
+        passed = self.now() - self.at if math.isfinite(self.at) else 0.0
+        self.at, self.spare = self.now(), min(NEW_RUNS, self.spare + passed / A_NEW_RUN_S)
+        if self.spare >= 1:
+            self.spare, self.is_told = self.spare - 1, False
+            return True
+        if not self.is_told:
+            log.warning(
+                "the server has named more than %d runs one after the other: a new one is joined "
+                "each %g s", NEW_RUNS, A_NEW_RUN_S,
+            )  # fmt: skip
+        self.is_told = True
+        return False
 
 
 def stay(context: typer.Context, address: Address, rules: Rules) -> None:
@@ -142,13 +203,18 @@ def stay(context: typer.Context, address: Address, rules: Rules) -> None:
         run = each.send(_joined(context, run, rules))
 
 
-def _joined(context: typer.Context, run: str, rules: Rules) -> int:
-    """Take part in one run by a process of its own; return its exit status."""
+def _joined(context: typer.Context, run: str, rules: Rules) -> Outcome:
+    """Take part in one run by a process of its own; return how that ended."""
     given = context.params
+    try:
+        make_room(given["state_dir"], run)
+    except (ArchiveError, OSError) as error:
+        log.error("%s", error)
+        return Outcome.LATER
     shown, states = given["show_uploads"], given["state_dir"]
     now = {"stay": False, "state_dir": states / run, "run_id": run}
     if given["ledger"] is None and rules.counts:  # one for all runs
         now["ledger"] = states.absolute().parent / LEDGER
     if shown not in (None, "-"):
         now["show_uploads"] = Path(shown) / run
-    return run_program("fedcli", ["join", *words_of(context, **now)])
+    return Outcome.of(run_program("fedcli", ["join", *words_of(context, **now)]))

@@ -238,6 +238,8 @@ FIRST_PAUSE_S = 5.0
 """After a fault it joins the run again; then after twice the pause each time."""
 LAST_PAUSE_S = 300.0
 """The longest such pause."""
+A_NEW_RUN_S = 60.0
+"""After 20 new runs, a site that stays joins a further one."""
 OVER_S = 60.0
 """It joins a run that is over again, if it is still served."""
 WORKBOOK_CPU_S = 10

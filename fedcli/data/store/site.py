@@ -7,9 +7,12 @@ its state directory; files that change, or another ``[data]``, are cut anew.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray, Labelled, strata
 from fedcli.data.folders import OF_TEXT, ending, files_below
+from fedcli.data.kept_runs import INDEX
 from fedcli.data.own.site_lines import HEAD, lines_for_texts
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
@@ -119,6 +123,11 @@ def cut(
             "note: %s: the run lists no [data.columns] features, so columns stand as they do in "
             "these files: other sites need the same columns in the same order", files,
         )  # fmt: skip
+    if (twin := _twin(root, client)) is not None:
+        _share(twin, root)
+        remember_recipe(root / str(client), files, given)
+        log.info("client %s: %s was cut before, for another run", client, files)
+        return root
     dataset = thinned(_by_names(loaded(files, data, "site", recipe), listed(data)), data, seed)
     _check_unit(data, dataset, files)
     try:
@@ -134,6 +143,40 @@ def cut(
     counts = f"{len(dataset.train.y)} examples to train on, {len(dataset.test.y)} to test on"
     log.info("client %s: %s is cut as the run wants it: %s", client, files, counts)
     return root
+
+
+def _twin(root: Path, client: int) -> Path | None:
+    """Return what a site that stays cut alike for another run of it, if anything."""
+    states = root.parent.parent.parent
+    if not (states / INDEX).is_file():
+        return None
+    for place in sorted(states.glob(f"*/{root.parent.name}/{root.name}")):
+        if (place / str(client) / ABOUT).is_file() and not has_grown(place / str(client)):
+            return place
+    return None
+
+
+def _share(twin: Path, root: Path) -> None:
+    """Make a directory of cut data that has the arrays of another one in common, on the disk.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+
+    def linked(one: str, other: str) -> None:
+        if one.endswith(".npy"):  # which are written once
+            with contextlib.suppress(OSError):  # not all file systems have links
+                os.link(one, other)
+                return
+        shutil.copy2(one, other)
+
+    try:
+        root.parent.parent.mkdir(parents=True, exist_ok=True)
+        root.parent.mkdir(mode=0o700, exist_ok=True)
+        with written_whole(root) as place:
+            shutil.copytree(twin, place, copy_function=linked, dirs_exist_ok=True)
+    except OSError as error:
+        raise DataError(why_not_written(root, error)) from None
 
 
 def _check_unit(data: Data, dataset: Dataset, files: Path) -> None:

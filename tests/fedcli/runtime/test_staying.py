@@ -14,12 +14,12 @@ import torch
 import typer
 
 from fedcli import joining
-from fedcli.cli import join
+from fedcli.cli import join, main
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime import staying
 from fedcli.runtime.link import Link
-from fedcli.runtime.staying import OVER_S, SITE_LOOK_S, Address, each_run, stay
+from fedcli.runtime.staying import NEW_RUNS, OVER_S, SITE_LOOK_S, Address, Outcome, each_run, stay
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.options import words_of
@@ -45,9 +45,9 @@ def joined(
         except StopIteration:
             raise Enough from None
 
-    def take_part(run: str) -> int:
+    def take_part(run: str) -> Outcome:
         parts.append(run)
-        return statuses[run].pop(0)
+        return Outcome.of(statuses[run].pop(0))
 
     def take_part_in_all() -> None:
         each = each_run(runs, waits.append)
@@ -82,6 +82,29 @@ def test_after_a_fault_a_site_joins_again_after_a_longer_time_each_time() -> Non
     parts, waits = joined(["a"] * 8, {"a": [1, -9, 1, 0]})
     assert parts == ["a", "a", "a"]  # 5 s, 10 s, and 20 s of which three looks are left
     assert waits == [SITE_LOOK_S] * 5
+
+
+def test_a_run_that_goes_on_without_the_site_is_never_joined_again() -> None:
+    """Its process ends with 3: a client that was excluded knocked every five minutes, for ever."""
+    served = ["a", *["a"] * 200, None, "a", "b", "a", None, "a"]
+    assert joined(served, {"a": [3], "b": [0]})[0] == ["a", "b"]
+
+
+def test_a_server_that_names_run_after_run_costs_a_process_a_minute() -> None:
+    names, clock = [f"run-{n}" for n in range(NEW_RUNS + 50)], [0.0]
+    looks, parts = iter([name for name in names for _ in range(12)]), list[str]()
+
+    def runs() -> str | None:
+        clock[0] += SITE_LOOK_S
+        return next(looks, None)
+
+    each = each_run(runs, lambda seconds: None, lambda: clock[0])
+    run = next(each)
+    while clock[0] < 3600:
+        parts.append(run)
+        run = each.send(Outcome.NOT_ALLOWED)
+    minutes = clock[0] / 60
+    assert NEW_RUNS + 0.5 * minutes < len(parts) <= NEW_RUNS + minutes + 1
 
 
 def test_what_is_not_a_run_names_no_directory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +165,9 @@ def context_of(*words: str) -> typer.Context:
 
 
 def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     said = list[list[str]]()
 
     def run_program(module: str, words: list[str]) -> int:
@@ -187,6 +211,19 @@ def test_what_a_site_allows_is_checked_before_a_run_is_served() -> None:
     assert ended.returncode == 2
     assert "'fedavgg' is no method" in ended.stderr
     assert "Did you mean 'fedavg'" in ended.stderr
+
+
+def test_data_that_are_away_for_a_moment_are_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit status 2 would mean that the site stays out of the run."""
+    said_by_the_server(monkeypatch, RUN)
+    words = ["join", "--client-id", "0", "--server", "127.0.0.1:1", "--state-dir",
+             str(tmp_path / "states"), "--data", str(tmp_path / "own.csv")]  # fmt: skip
+    for more, outcome in (([], Outcome.NOT_ALLOWED), (["--run-id", "0" * 32], Outcome.LATER)):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *more])
+        assert Outcome.of(int(str(ended.value.code))) is outcome
 
 
 RUN = """
