@@ -20,12 +20,11 @@ from fedcli.data.archives import Archives, archives
 from fedcli.data.folders import TABLE_ENDS, ending
 from fedcli.data.own.new_inputs import NewInputs, how_of, new_files, read_file
 from fedcli.runtime.deployed import Deployed
-from fedcli.runtime.state import PERSONAL
 from fedmodels.config.combinations import part_at
 from fedmodels.config.transforms import Transform
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.files import replacing
-from fedmodels.nets.trained import TrainedModel
+from fedmodels.nets.trained import PERSONAL, TrainedModel
 from fedmodels.printable import printable
 
 CALCULATED = ("=", "+", "-", "@", "\t", "\r")

@@ -14,7 +14,7 @@ from fedmodels.config.transforms import transform_of
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ArchiveError, DataError, RunFailed
 from fedmodels.methods import make
-from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedmodels.nets.trained import PERSONAL, ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.archive import load_named
@@ -36,7 +36,7 @@ def personal_model(run: Path, client: int) -> TrainedModel:
     Raises:
         DataError: the run has not ended, or the client's directory is elsewhere.
     """
-    file = run / "clients" / str(client) / "personal.safetensors"
+    file = run / "clients" / str(client) / PERSONAL
     if not file.exists():
         raise DataError(
             f"{file} is not there: a client that trained stores its model when the run ends, in "

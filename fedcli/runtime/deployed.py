@@ -21,12 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.errors import ArchiveError, DataError, reason_of
 from fedmodels.files import LEFTOVER, linked, locked, read_regular, sync_path, write_atomically
-from fedmodels.nets.trained import KEY, ModelFacts
+from fedmodels.nets.trained import KEY, LIVE, ModelFacts
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.times import ASK_AGAIN_S, LOCK_S
 
-FOLDER, CURRENT, PREVIOUS = "model", "current.safetensors", "previous.safetensors"
+CURRENT, PREVIOUS = "current.safetensors", "previous.safetensors"
 DIGEST, AFTER = "sha256", "interaction"
 """Keys of the header of a live model's file: the digest of the weights, and the interaction after
 which the model stood."""
@@ -57,7 +57,7 @@ class Deployed:
 
     def __init__(self, states: Path) -> None:
         """Name the folder of a client's state directory; nothing is made yet."""
-        self.folder = states / FOLDER
+        self.folder = states / LIVE
         self.current, self.previous = self.folder / CURRENT, self.folder / PREVIOUS
 
     def status(self) -> Status:

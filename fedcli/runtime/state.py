@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import linked, locked, sync_path
+from fedmodels.nets.trained import PERSONAL
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
 _NAME = "state-{:08d}.safetensors"
 _SCORED = "scored-{:08d}.safetensors"
-PERSONAL = "personal.safetensors"
 SECRET = "secret"
 CLASSES = "classes"
 log = logging.getLogger(__name__)

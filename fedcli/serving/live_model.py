@@ -14,10 +14,9 @@ from fedcli.data.own.new_inputs import read_by
 from fedcli.prediction import places_of
 from fedcli.runtime.deployed import Deployed, Status
 from fedcli.runtime.sessions import SessionFile
-from fedcli.runtime.state import PERSONAL
 from fedmodels.errors import ArchiveError, DataError, FedtideError, reason_of
 from fedmodels.files import Stamp, stamp_of
-from fedmodels.nets.trained import KEY, ModelFacts, TrainedModel
+from fedmodels.nets.trained import KEY, PERSONAL, ModelFacts, TrainedModel
 from fedmodels.tensors.archive import header_in
 
 log = logging.getLogger(__name__)

@@ -9,11 +9,16 @@ interactions of that task, is not scored on it, and its announcement has no exam
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from fedmodels.config.combinations import refusals
 from fedmodels.errors import ConfigError
+from fedmodels.nets.trained import LIVE, PERSONAL
 from fedmodels.position import NONE_YET, Interaction
+from fedsrv.state.run_directory import writing
 from fedsrv.state.store import Store
 
 WHY = "it is forgotten: the run is computed again without it (--forget)"
@@ -46,6 +51,7 @@ def forget(store: Store, names: Sequence[int | tuple[int, int]]) -> list[str]:
         )  # a crash leaves the wish
         store.forget_tasks(tasks, WHY)
     gone = {client for client, first in store.aside().items() if first == 0}
+    _remove_models(store.path, gone)
     records = [record for record, _ in store.ledger.records()]
     records += store.ledger.undone().values()  # which would count again: a kill came in between
     is_done = store.forgotten() == store.forgotten(done=True)
@@ -63,6 +69,16 @@ def forget(store: Store, names: Sequence[int | tuple[int, int]]) -> list[str]:
         f"which took {seconds:.1f} s",
         REMAINS,
     ]
+
+
+def _remove_models(run: Path, clients: Collection[int]) -> None:
+    """Remove the models of clients that lie in a run directory: no command answers with them."""
+    for client in clients:
+        place = run / "clients" / str(client)
+        with writing(place):
+            (place / PERSONAL).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                shutil.rmtree(place / LIVE)
 
 
 def _check_tasks(store: Store, tasks: Collection[tuple[int, int]]) -> None:

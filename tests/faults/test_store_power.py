@@ -13,8 +13,8 @@ import torch
 from fedcli.runtime import deployed
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.sessions import Session, SessionFile
-from fedcli.runtime.state import PERSONAL, StateDirectory
-from fedmodels.nets.trained import TrainedModel
+from fedcli.runtime.state import StateDirectory
+from fedmodels.nets.trained import PERSONAL, TrainedModel
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerState

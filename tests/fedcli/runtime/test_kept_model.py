@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.runtime.state import PERSONAL, StateDirectory
+from fedcli.runtime.state import StateDirectory
 from fedmodels.methods import make
-from fedmodels.nets.trained import TrainedModel
+from fedmodels.nets.trained import PERSONAL, TrainedModel
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerState

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmodels.errors import ConfigError
+from fedcli.prediction import personal_file
+from fedcli.serving.live_model import LiveModel, NoModelYet
+from fedmodels.errors import ConfigError, DataError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.state.forgetting import WHY, forget
 from fedsrv.state.ledger import Ledger
@@ -19,6 +21,7 @@ from fedsrv.state.lineage import lineage_of
 from fedsrv.state.recovery import recover
 from fedsrv.state.state_files import StateFiles
 from fedsrv.state.store import Store
+from fedsrv.trained_models import personal_model
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies
@@ -41,6 +44,23 @@ def test_who_is_forgotten_was_never_there(method, digits, tmp_path, caplog):
     caplog.clear()
     assert_same(run_in_process(experiment, digits, run, resume=True), never)
     assert "computed again" not in caplog.text
+
+
+def test_nothing_answers_with_the_model_of_who_is_forgotten(digits, tmp_path):
+    """Neither at once, while it is computed again, nor in the end; others keep theirs."""
+    experiment = tiny_experiment(method="fedrep", deploy={})
+    run_in_process(experiment, digits, tmp_path, facts=True)
+    kept = {client: personal_file(tmp_path, client) for client in range(3)}
+    assert all(LiveModel.of(tmp_path, client).now().model for client in kept)
+    killed(experiment, digits, tmp_path, resume=True, forgotten=[1], before=Dies(0), facts=True)
+    for _ in range(2):
+        for refused in (personal_file, personal_model):
+            with pytest.raises(DataError, match="model"):
+                refused(tmp_path, 1)
+        with pytest.raises(NoModelYet):
+            LiveModel.of(tmp_path, 1).now()
+        assert personal_file(tmp_path, 2) == kept[2]
+        run_in_process(experiment, digits, tmp_path, resume=True, facts=True)
 
 
 def test_a_kill_right_after_the_wish_loses_it_not(digits, tmp_path):
