@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedmodels.errors import ClientFailed, TooFewClients
+from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.position import Interaction
 from fedsrv.engine.cohort import Answers
 from fedsrv.engine.comparison import (
@@ -70,6 +70,11 @@ def odd_commit(store: Store) -> tuple[Interaction, int, Oddity] | None:
     return first_odd(record for n in numbers if (record := store.ledger.record(n)) is not None)
 
 
+def _not_declined(failed: Mapping[Any, str]) -> dict[Any, str]:
+    """Return those that failed at their orders: who declines by a limit of privacy does not."""
+    return {c: why for c, why in failed.items() if not why.startswith(OrderDeclined.SAID)}
+
+
 class OddUploads(ServerPart):
     """Leaves out what lies far out of its cohort, and says what stands out and counts."""
 
@@ -92,7 +97,8 @@ class OddUploads(ServerPart):
             TooFewClients: most clients failed, and the commit before was odd.
         """
         results = at.results
-        failed = {c: why for c, why in results.failed.items() if c not in results.aside}
+        came = {c: why for c, why in results.failed.items() if c not in results.aside}
+        failed = _not_declined(came)
         if len(failed) > len(results.by_client):
             settle()
             if odd_commit(self.store) is not None:
@@ -142,8 +148,14 @@ class OddUploads(ServerPart):
         """Go back before the latest commit with an odd upload; return the error to end with.
 
         Clients that fail right after such a commit most likely fail because of that upload. No
-        commit is under way. Where no upload was odd, nothing is done.
+        commit is under way. Where no upload was odd, or all of them declined, nothing is done.
         """
+        if isinstance(failed, ClientFailed):
+            reasons: Mapping[Any, str] = {failed.client: failed.reason}
+        else:
+            reasons = failed.reasons if isinstance(failed, TooFewClients) else {}
+        if reasons and not _not_declined(reasons):
+            return None
         found = odd_commit(self.store)
         if found is None:
             return None

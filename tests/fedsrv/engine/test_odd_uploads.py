@@ -1,6 +1,7 @@
 """Uploads far out of their cohort: bounds by hand, and runs of which one client scales or flips."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,14 +10,17 @@ from torch.nn.functional import cosine_similarity
 import fedtide
 from fedcli.runtime.worker import Worker
 from fedmodels.config_file import read_experiment
-from fedmodels.errors import TooFewClients
+from fedmodels.errors import ClientFailed, TooFewClients
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured, against
+from fedpb.failures import failed_by
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import comparison
+from fedsrv.engine.cohort import Answers, too_few
 from fedsrv.engine.comparison import agreed_on, far_out, oddities, standing_out
 from fedsrv.events import EventLog
-from fedsrv.parts.odd_uploads import first_odd
+from fedsrv.parts.odd_uploads import OddUploads, first_odd
+from fedsrv.state.store import Store
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
@@ -302,6 +306,35 @@ def test_below_min_clients_the_run_names_the_odd_one_and_how_to_go_on(digits, tm
     stage = Stage(strict, digits, tmp_path / "run", poisoned(scaled(1e6)))
     with pytest.raises(TooFewClients, match=r"client 2 failed in round 1 .*--without 2 goes on"):
         stage.run()
+
+
+@pytest.mark.parametrize(
+    ("reason", "is_blamed"),
+    [(rpc.FAILURE_REASON_DECLINED, False), (rpc.FAILURE_REASON_TRAINING, True)],
+)
+def test_no_upload_is_blamed_for_a_budget_that_is_spent(reason, is_blamed, tmp_path, monkeypatch):
+    """Their kind of failure decides; the words are the same."""
+    store = Store(tmp_path, tiny_experiment(), resume=False)
+    odd = (4, 1, oddities(weights(1.0, 2.0, 33.0), 0.0)[2])
+    monkeypatch.setattr("fedsrv.parts.odd_uploads.odd_commit", lambda _: odd)
+    monkeypatch.setattr(Store, "take_back", lambda *_: None)
+    part, why = OddUploads(store, EventLog()), failed_by(reason, "declined: epsilon is spent")
+    results = Answers({}, dict.fromkeys(range(3), why))
+    at = SimpleNamespace(results=results, step=SimpleNamespace(round=2))
+    told = []
+    try:
+        part.came(at, lambda: told.append("settled"))
+    except TooFewClients as failed:
+        told.append(failed)
+    told.append(part.explains(too_few(results.failed, 2, "order", 2)))
+    told.append(part.explains(ClientFailed(1, 2, "order", why)))
+    store.close()
+    if is_blamed:
+        assert told[0] == "settled"
+        assert all(isinstance(one, TooFewClients) for one in told[1:])
+        assert "client 1's upload" in str(told[-1])
+    else:
+        assert told == [None, None]
 
 
 # --- asynchronous rounds --------------------------------------------------------------------------
