@@ -35,8 +35,7 @@ from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.server_part import CheckUpload, CurrentInteraction, Exchange, ServerPart
 from fedsrv.engine.summary import summarise
-from fedsrv.state.record import Record
-from fedsrv.state.run_record import named_aside
+from fedsrv.state.record import Record, named_aside
 
 LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""

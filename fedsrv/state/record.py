@@ -5,7 +5,7 @@ summary and the reports read it. It stays a JSON object in memory. So a record g
 as it came, with what another version of fedtide put into it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
 from fedmodels.position import Interaction, Round, Stage
@@ -95,3 +95,18 @@ def trained_in(record: Record) -> dict[int, Interaction]:
     """Return the interaction of the order behind each upload that counts in a record."""
     ordered = dict(record.get("arrivals", ()))
     return {client: ordered.get(client, record["interaction"]) for client in record["cohort"]}
+
+
+def named_aside(first: Mapping[int, int], tasks: Iterable[tuple[int, int]]) -> dict[str, list[Any]]:
+    """Return what a summary says of who a run is without; empty lists are left out.
+
+    Args:
+        first: by client, the first interaction without it; 0 of one that is forgotten.
+        tasks: the clients and tasks that are forgotten.
+    """
+    found: dict[str, list[Any]] = {
+        "clients_set_aside": sorted(first),
+        "clients_forgotten": sorted(client for client, at in first.items() if at == 0),
+        "tasks_forgotten": [f"{client}:{task}" for client, task in sorted(tasks)],
+    }
+    return {key: named for key, named in found.items() if named}

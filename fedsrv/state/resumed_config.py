@@ -19,7 +19,6 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import put, read_tables
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import experiment_of
-from fedmodels.usual import usual_keys
 from fedsrv.state.run_directory import reading
 
 log = logging.getLogger(__name__)
@@ -54,22 +53,6 @@ def read_resumed(path: Path, overrides: Sequence[str], run: Path) -> Experiment:
         ", ".join(kept), ", ".join(f"{key} = {value}" for key, value in kept.items()),
     )  # fmt: skip
     return experiment_of(tables, str(path))
-
-
-def defaults_of(experiment: Experiment, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the keys of a resolved experiment that have the default of a release, with its value.
-
-    Args:
-        experiment: what is run.
-        before: what the run recorded earlier: those defaults that it still has stay.
-    """
-    held = {key: json.loads(text) for key, text in leaves(experiment.to_dict()).items()}
-    usual = {".".join(path) for path in usual_keys(experiment)}
-    earlier = before or {}
-    return {
-        key: value for key, value in held.items()
-        if key in usual or (key in earlier and earlier[key] == value)
-    }  # fmt: skip
 
 
 def _kept(

@@ -13,7 +13,7 @@ import sqlite3
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +24,7 @@ from fedmodels.code_names import short_name
 from fedmodels.errors import ArchiveError
 from fedmodels.files import read_regular
 from fedmodels.printable import printable
-from fedsrv.state.record import Record
+from fedsrv.state.record import Record, named_aside
 from fedsrv.state.run_directory import reading
 
 KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
@@ -305,21 +305,6 @@ def _aside_in(run: Path) -> Mapping[str, Any]:
     except (sqlite3.Error, OSError, ValueError, TypeError):
         return {}
     return named_aside(first, tasks)
-
-
-def named_aside(first: Mapping[int, int], tasks: Iterable[tuple[int, int]]) -> dict[str, list[Any]]:
-    """Return what a summary says of who a run is without; empty lists are left out.
-
-    Args:
-        first: by client, the first interaction without it; 0 of one that is forgotten.
-        tasks: the clients and tasks that are forgotten.
-    """
-    found: dict[str, list[Any]] = {
-        "clients_set_aside": sorted(first),
-        "clients_forgotten": sorted(client for client, at in first.items() if at == 0),
-        "tasks_forgotten": [f"{client}:{task}" for client, task in sorted(tasks)],
-    }
-    return {key: named for key, named in found.items() if named}
 
 
 def _names(value: object) -> list[str]:

@@ -34,13 +34,13 @@ from fedmodels.line_file import append_lines
 from fedmodels.position import NONE_YET, Interaction
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
+from fedmodels.usual import defaults_of
 from fedsrv.state.audit import Evidence
 from fedsrv.state.chain import Head
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.owner import Owned, owned
 from fedsrv.state.record import Record, trained_in
-from fedsrv.state.resumed_config import defaults_of
 from fedsrv.state.run_directory import (
     holds_commits,
     lock,

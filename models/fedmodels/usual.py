@@ -6,11 +6,13 @@ not know the key loses nothing where it has its default.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
+from fedmodels.config.bounds import leaves
 from fedmodels.config.experiment import Experiment, MethodTable
 from fedmodels.config.sent import table_at
 
@@ -24,6 +26,22 @@ def usual_keys(experiment: Experiment) -> set[KeyPath]:
     method = experiment.method.hyper_parameters()
     own = {("method", key) for key, value in method.items() if key in usual and usual[key] == value}
     return {*_usual(experiment, ()), *own}
+
+
+def defaults_of(experiment: Experiment, before: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the keys of a resolved experiment that have the default of a release, with its value.
+
+    Args:
+        experiment: what is run.
+        before: what the run recorded earlier: those defaults that it still has stay.
+    """
+    held = {key: json.loads(text) for key, text in leaves(experiment.to_dict()).items()}
+    usual = {".".join(path) for path in usual_keys(experiment)}
+    earlier = before or {}
+    return {
+        key: value for key, value in held.items()
+        if key in usual or (key in earlier and earlier[key] == value)
+    }  # fmt: skip
 
 
 def without_unknown(tables: Mapping[str, Any], usual: Sequence[KeyPath]) -> dict[str, Any]:
