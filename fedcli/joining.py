@@ -149,7 +149,7 @@ def host_of(
         kind = traced_host()
     return kind(
         clients, link, data, states, device, start_over=start_over, deploys=deploys, code=code,
-        weights=weights, certificate=certificate, announce=announce, brought=brought,
+        weights=weights, certificate=certificate, announce=announce, brought=brought, shown=shown,
     )  # fmt: skip
 
 

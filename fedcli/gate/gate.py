@@ -57,6 +57,8 @@ class Gate(Door):
     _moments: dict[str, tuple[float, ...]] = field(default_factory=dict, init=False)
     """Mean and deviation that it has said, by name."""
 
+    _has_heard: bool = field(default=False, init=False)
+    """Whether it has shown its config."""
     _fields: dict[str, Sequence[tuple[str, str, bool]]] = field(default_factory=dict, init=False)
     """By name of a message: the fields that are looked at."""
 
@@ -79,7 +81,13 @@ class Gate(Door):
     # --- what the coordinator says ----------------------------------------------------------------
 
     def heard(self, experiment: Mapping[str, Any]) -> None:
-        """Take the config that the coordinator shows: what of it comes back is an echo."""
+        """Take the config that the coordinator shows: what of it comes back is an echo.
+
+        It is the first one. Another one later on would be a guess, after data have been read.
+        """
+        if self._has_heard:
+            return
+        self._has_heard = True
         data = experiment.get("data") or {}
         columns = data.get("columns") or {}
         for table in (data, columns):

@@ -238,6 +238,9 @@ class ClientPart:
     def charges(self, half: Training) -> None:
         """Charge a training, before anything of it leaves; raise OrderDeclined to refuse."""
 
+    def fails(self, half: Training) -> None:
+        """Charge a training that failed, before the server is told: that it did tells something."""
+
     def leaves(self, half: Training, upload: Bundle) -> Bundle:
         """Return an upload as it leaves the client."""
         return upload

@@ -61,6 +61,7 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from fedcli.runtime.own_certificate import OwnCertificate
+    from fedmodels.config.experiment import Experiment
 
 
 class Host:
@@ -81,13 +82,15 @@ class Host:
         certificate: OwnCertificate | None = None,
         announce: CountDetail = "exact",
         brought: Mapping[str, Brought] = NOTHING,
+        shown: Experiment | None = None,
     ) -> None:
         """Make ready; what is wrong with a client's data or state shows when it joins.
 
         Arguments are as of :func:`fedcli.joining.host_of`, but for ``data``, a directory with one
-        for each client or with a store, and ``brought``: what the site brings for parts, by name.
+        for each client or with a store; ``brought``: what the site brings for parts, by name; and
+        ``shown``: the config of the run as a site with conditions has looked at it.
         """
-        self._certificate = certificate
+        self._certificate, self._shown = certificate, shown
         self.announce = announce
         self.link, self.code, self.weights, self._states = link, code, weights, states
         self.data = data
@@ -125,6 +128,11 @@ class Host:
             self.weights,
             usual_of(reply.experiment),
         )
+        if self._shown is not None and experiment != self._shown:
+            raise ConfigError(
+                "the server gives those who join another config than it shows before, which this "
+                "site looked at: it stays out"
+            )
         for brought in self.workers.brought.values():
             brought.joined(experiment, reply.run_id, self.workers.clients)
         told = self.announce

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcli.runtime.client_part import Client, Training
 from fedcli.runtime.reporting import add_score, tell, tell_scored, tell_trained, told_of
 from fedcli.runtime.setups import SetUp
-from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.errors import ConfigError, FedtideError, OrderDeclined, PayloadError
 from fedmodels.machine import end_if_signalled, peak_rss_bytes
 from fedmodels.nets.split import SplitNet
 from fedmodels.position import Interaction, Round
@@ -95,6 +95,8 @@ class Worker(Client):
         super().__post_init__(sibling)
         self.private = PrivateState(self)
         self._held: Result | None = None
+        self._begun: Training | None = None
+        """The training under way."""
         self._committed = -1
 
     def execute(self, order: rpc.Order, payload: Bundle) -> Result | None:
@@ -125,6 +127,13 @@ class Worker(Client):
         self.progress = Progress()  # it is no longer at work
         if isinstance(error, Abandoned):
             return None
+        half, self._begun = self._begun, None
+        if half is not None and half.order is order and not isinstance(error, OrderDeclined):
+            try:
+                for part in self.parts:
+                    part.fails(half)
+            except FedtideError as other:
+                error = other
         return Result(order, Bundle(), rpc.Report(), *told_of(self, order, error))
 
     def woken(self) -> None:
@@ -220,6 +229,7 @@ class Worker(Client):
         )
         if held and (not self.hides or held.release == half.release):
             return replace(held, order=order)
+        self._begun = half
         for part in self.parts:
             part.begins(half)
         return half
@@ -259,6 +269,7 @@ class Worker(Client):
         kept = half.release if self.hides else None
         result = Result(order, upload, report, covers=covers, release=kept)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
+        self._begun = None
         return result
 
     def _trained_on(self, task: int, examples: int) -> Iterator[rpc.TrainedOn]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedcli.gate.gate import NOISED, TRUSTED
-from fedcli.parts.privacy import coarse
+from fedcli.parts.privacy import FAILED, coarse
 from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.runtime.client_part import Client, ClientPart, Training
+from fedmodels.errors import PayloadError
 from fedmodels.privacy.accounting import GaussianReleases
 from fedmodels.privacy.ledger import Charge
 from fedmodels.tensors.bundle import Bundle
@@ -37,6 +38,16 @@ class ClientPrivacy(ClientPart):
         """Charge a training in the site's ledger."""
         if self._floor is not None:
             self._floor.note(self._charge(half, half.made))
+
+    def fails(self, half: Training) -> None:
+        """Charge a training that failed, as whether it does may be asked with any payload."""
+        if self._floor is not None:
+            self._floor.note(self._charge(half, FAILED))
+
+    def tries(self, order: rpc.Order) -> None:
+        """Refuse a training for a score alone where the site counts."""
+        if self._floor is not None:
+            raise PayloadError("an order to train for a score, which nobody would charge")
 
     def _charge(self, half: Training, made: str = "") -> Charge:
         assert self._floor is not None, "there is something to charge"

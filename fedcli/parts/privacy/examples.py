@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.gate.gate import NOISED
-from fedcli.parts.privacy import coarse
+from fedcli.parts.privacy import FAILED, coarse
 from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedmodels.errors import ArchiveError, OrderDeclined, PayloadError
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedmodels.training.private_steps import HiddenExamples
+from fedmodels.training.private_steps import HiddenExamples, check_looks
 from fedmodels.training.private_uploads import contributions
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -33,6 +33,7 @@ class ExamplePrivacy(ClientPart):
         """Open nothing yet."""
         super().__init__(client)
         floor: FloorLedger | None = client.brought.get("floor")
+        check_looks(client.method)  # for a score alone as well, which nobody charges
         self._spending = Spending(client.client, client.states.path, floor)
 
     def begins(self, half: Training) -> None:
@@ -47,6 +48,11 @@ class ExamplePrivacy(ClientPart):
         """Charge a training that has hidden its examples."""
         if half.ctx.hidden is not None:
             half.figures |= self._spending.note(half.order, half.ctx.hidden, self._cut, half.made)
+
+    def fails(self, half: Training) -> None:
+        """Charge a training that failed, as whether it does may be asked with any payload."""
+        if half.ctx.hidden is not None:
+            self._spending.note(half.order, half.ctx.hidden, self._cut, FAILED)
 
     def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
         """Return what follows from private steps and private prototypes."""

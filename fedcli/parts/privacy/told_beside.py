@@ -30,6 +30,7 @@ def check_told(rules: Rules, experiment: Experiment, problem: Problem) -> None:
     method = make(table.name, **table.hyper_parameters())
     found = set[str]()
     for run in RunFacts(experiment, problem).of_each_net:
+        _check_hides(experiment, run)
         found |= {key for key in _uncovered(experiment, run) if not rules.tells(key)}
     if found:
         groups = sorted({group_of(key) for key in found})
@@ -39,6 +40,15 @@ def check_told(rules: Rules, experiment: Experiment, problem: Problem) -> None:
             f"--require-privacy: no noise covers {', '.join(groups[:SHOWN])}{more} of the uploads "
             f"of method {method.name!r}: {allowed} would allow it"
         )
+
+
+def _check_hides(experiment: Experiment, run: RunFacts) -> None:
+    """Check that examples can be hidden at all; ConfigError where a method looks at them else."""
+    if experiment.privacy is not None and experiment.privacy.hides_examples:
+        from fedmodels.training.private_steps import check_hides_examples
+
+        table = experiment.method
+        check_hides_examples(make(table.name, **table.hyper_parameters()), run)
 
 
 def _uncovered(experiment: Experiment, run: RunFacts) -> list[str]:

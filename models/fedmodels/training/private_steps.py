@@ -117,7 +117,7 @@ class HiddenExamples:
         privacy = run.experiment.privacy
         if privacy is None or not len(y):
             return None
-        _check_looks(method)
+        check_looks(method)
         ctx.net.alone = not rows_are_independent(ctx.net)
         contents = ctx.stream.contents(ctx.task, up_to=method.trains_on == "history")
         if len(contents) != len(y):
@@ -225,14 +225,15 @@ LOOKS = {
 """Methods whose clients look at their examples beside their steps, and how."""
 
 
-def _check_looks(method: Method) -> None:
+def check_looks(method: Method) -> None:
+    """Check that clients look at examples in noisy steps alone; ConfigError says what they do."""
     if looks := asked(method, "", LOOKS, ""):
         raise ConfigError(f'[privacy] level = "example": method {method.name!r} {looks}')
 
 
 def check_hides_examples(method: Method, run: RunFacts) -> None:
     """Check that clients can hide their examples; ConfigError says what stands against it."""
-    _check_looks(method)
+    check_looks(method)
     if method.trains_on not in ("task", "history"):
         raise ConfigError(
             '[privacy] level = "example" counts trainings on examples, and here clients train on '

@@ -40,6 +40,18 @@ def gate(**options: Any) -> Gate:
     return Gate(Rules.of(**options))
 
 
+# --- what is an echo ------------------------------------------------------------------------------
+
+
+def test_what_a_coordinator_says_later_of_its_config_is_a_guess() -> None:
+    one = gate(require_privacy=FLOOR)
+    one.heard({"data": {"classes": ["a"], "mean": [0.5]}})
+    one.heard({"data": {"classes": ["a", "Miller"], "mean": [0.25]}})
+    assert one.unsaid(["a", "Miller"]) == ["Miller"]
+    with pytest.raises(ConfigError, match="has mean"):
+        one.passed(rpc.JoinRequest(description=ClientDescription(mean=[0.25])))
+
+
 # --- the only way out -----------------------------------------------------------------------------
 
 

@@ -177,3 +177,47 @@ def test_whose_noise_counts_is_the_word_of_the_site(masks, of_site, counted, of_
     run = RunFacts(experiment, Problem((1, 8, 8), 10))
     found = noise_of_client(FedAvg(), run, of_site)
     assert found == pytest.approx(4 * (counted / 3) ** 0.5)
+
+
+@pytest.mark.parametrize(("level", "privacy"), [(EXAMPLE, HIDING), (CLIENT, NOISY)])
+def test_a_training_that_fails_is_charged_as_its_failure_tells_of_examples(
+    level, privacy, digits, tmp_path
+):
+    """A coordinator asks by weights of its own whether numbers overflow: an answer each time."""
+    ledger = tmp_path / "site.db"
+    text = level.replace("epsilon=2", "epsilon=4")
+    worker = worker_of(digits, tmp_path / "a", run_of(**privacy), text, ledger)
+    names = [k.removeprefix("weights/") for k in worker.set_up.payload_spec["common"].required]
+
+    def asked(scale: float) -> Result:
+        sent = {name: worker.run.initial_weights[name] * scale for name in names}
+        order = rpc.Order(
+            kind=rpc.ORDER_KIND_TRAIN, client_id="0", base=-1, committed=-1, durable=-1
+        )
+        found = worker.execute(order, Bundle(sent))
+        assert found is not None
+        return found
+
+    assert asked(1e36).reason == rpc.FAILURE_REASON_TRAINING
+    assert charged(ledger) == 1
+    assert asked(1e36).reason == rpc.FAILURE_REASON_TRAINING
+    assert charged(ledger) == 1, "the same question has the same answer"
+    reasons = [asked(1e36 + n * 1e34).reason for n in range(1, 60)]
+    assert reasons[-1] == rpc.FAILURE_REASON_DECLINED
+    assert charged(ledger) < 40
+
+
+@pytest.mark.parametrize(("level", "privacy"), [(EXAMPLE, HIDING), (CLIENT, NOISY)])
+def test_nobody_trains_for_a_score_where_a_site_counts(level, privacy, digits, tmp_path):
+    """It would not be charged, and whether it fails tells of examples."""
+    worker = worker_of(digits, tmp_path / "a", run_of(**privacy), level, tmp_path / "site.db")
+    order = rpc.Order(
+        kind=rpc.ORDER_KIND_EVALUATE, client_id="0", base=-1, committed=-1, durable=-1,
+        views=["after_local"], tasks_seen=1,
+    )  # fmt: skip
+    sent = worker.run.initial_weights
+    names = [k.removeprefix("weights/") for k in worker.set_up.payload_spec["common"].required]
+    found = worker.execute(order, Bundle({name: sent[name] for name in names}))
+    assert found is not None
+    assert found.reason == rpc.FAILURE_REASON_REFUSED
+    assert not found.report.counts

@@ -96,6 +96,45 @@ def test_nothing_but_a_question_has_been_sent_when_a_run_is_refused(
     assert {*asked} == {"Prepare"}
 
 
+@pytest.mark.parametrize("method", ["fedbabu", "per-fedavg", "flash"])
+def test_examples_are_not_hidden_by_a_method_that_looks_at_them_for_a_score(
+    method: str, digits: Path, tmp_path: Path
+) -> None:
+    """A coordinator that orders nothing but scores has the method fit the model on examples."""
+    table = {**NOISY, "level": "example", "where": "server"}
+    experiment = tiny_experiment(method=method, privacy=table)
+    floor = FLOOR.replace("client", "example")
+    with pytest.raises(ConfigError, match=rf"method '{method}'"):
+        check_told(Rules.of(require_privacy=floor, scores=5), experiment, PROBLEM)
+    workers = Workers([0], digits, tmp_path / "states", torch.device("cpu"))
+    with pytest.raises(ConfigError, match=rf"method '{method}'"):
+        workers.begin(experiment)
+
+
+def test_a_site_stays_out_of_a_run_that_is_another_one_once_it_has_joined(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it looked at is the first one: rules, columns and keys of uploads."""
+    other = run_of("fedavg", training={"lr": 0.2})
+    answers = {
+        "Prepare": rpc.PrepareResponse(
+            run_id="0" * 32, experiment=table_of(run_of("fedavg").to_dict())
+        ),
+        "Join": rpc.JoinResponse(
+            run_id="0" * 32, beat_every_s=60, experiment=table_of(other.to_dict())
+        ),
+    }
+
+    def unary(link: Link, name: str, reply: Any) -> Any:
+        return lambda request, **rest: answers.get(name)
+
+    monkeypatch.setattr(Link, "_unary", unary)
+    host = host_of([0], "127.0.0.1:1", digits, tmp_path / "states", torch.device("cpu"),
+                   rules=Rules.of(require_privacy=FLOOR))  # fmt: skip
+    with pytest.raises(ConfigError, match="another config"):
+        host.join()
+
+
 def trained(experiment: Any, digits: Path, states: Path) -> Result:
     workers = Workers([0], digits, states, torch.device("cpu"))
     workers.begin(experiment)
