@@ -31,7 +31,7 @@ import psutil
 
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import given_as, keep
-from fedmodels.nets.trained import PERSONAL
+from fedmodels.tensors.archive import PERSONAL
 from fedtide import run
 
 INPUT = (1, 8, 8)

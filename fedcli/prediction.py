@@ -24,8 +24,9 @@ from fedmodels.config.combinations import part_at
 from fedmodels.config.transforms import Transform
 from fedmodels.errors import ConfigError, DataError, reason_of
 from fedmodels.files import replacing
-from fedmodels.nets.trained import PERSONAL, TrainedModel
+from fedmodels.nets.trained import TrainedModel
 from fedmodels.printable import printable
+from fedmodels.tensors.archive import PERSONAL
 
 CALCULATED = ("=", "+", "-", "@", "\t", "\r")
 """How a cell begins that an office program would calculate."""

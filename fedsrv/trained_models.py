@@ -14,10 +14,10 @@ from fedmodels.config.transforms import transform_of
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ArchiveError, DataError, RunFailed
 from fedmodels.methods import make
-from fedmodels.nets.trained import PERSONAL, ModelFacts, TrainedModel
+from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.resolution import experiment_of
 from fedmodels.run_classes import ClassChange, RunClasses
-from fedmodels.tensors.archive import load_named
+from fedmodels.tensors.archive import PERSONAL, load_named
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.asked import global_weights
 from fedmodels.training.run import RunFacts

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fedcli.runtime.client_part import Client, ClientPart, Scored
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
-from fedmodels.nets.trained import KEY, PERSONAL, SEEN, ModelFacts, header_of
+from fedmodels.nets.trained import KEY, SEEN, ModelFacts, header_of
+from fedmodels.tensors.archive import PERSONAL
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ClientContext

@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.errors import ArchiveError, DataError, reason_of
 from fedmodels.files import LEFTOVER, linked, locked, read_regular, sync_path, write_atomically
-from fedmodels.nets.trained import KEY, LIVE, ModelFacts
-from fedmodels.tensors.archive import load, save
+from fedmodels.nets.trained import KEY, ModelFacts
+from fedmodels.tensors.archive import LIVE, load, save
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.times import ASK_AGAIN_S, LOCK_S
 

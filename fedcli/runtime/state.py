@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.files import linked, locked, sync_path
-from fedmodels.nets.trained import PERSONAL
-from fedmodels.tensors.archive import load, save
+from fedmodels.tensors.archive import PERSONAL, load, save
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from fedcli.runtime.deployed import Deployed, Status
 from fedcli.runtime.sessions import SessionFile
 from fedmodels.errors import ArchiveError, DataError, FedtideError, reason_of
 from fedmodels.files import Stamp, stamp_of
-from fedmodels.nets.trained import KEY, PERSONAL, ModelFacts, TrainedModel
-from fedmodels.tensors.archive import header_in
+from fedmodels.nets.trained import KEY, ModelFacts, TrainedModel
+from fedmodels.tensors.archive import PERSONAL, header_in
 
 log = logging.getLogger(__name__)
 

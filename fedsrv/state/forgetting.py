@@ -16,8 +16,8 @@ from pathlib import Path
 
 from fedmodels.config.combinations import refusals
 from fedmodels.errors import ConfigError
-from fedmodels.nets.trained import LIVE, PERSONAL
 from fedmodels.position import NONE_YET, Interaction
+from fedmodels.tensors.archive import LIVE, PERSONAL
 from fedsrv.state.run_directory import writing
 from fedsrv.state.store import Store
 

@@ -14,8 +14,8 @@ from fedcli.runtime import deployed
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.sessions import Session, SessionFile
 from fedcli.runtime.state import StateDirectory
-from fedmodels.nets.trained import PERSONAL, TrainedModel
-from fedmodels.tensors.archive import load
+from fedmodels.nets.trained import TrainedModel
+from fedmodels.tensors.archive import PERSONAL, load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.store import Store

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedmodels.nets.trained import PERSONAL
+from fedmodels.tensors.archive import PERSONAL
 from fedsrv.state.verification import verified
 from tests.faults.playing import Played
 from tests.faults.processes import Site

@@ -33,8 +33,6 @@ SEEN = "seen"
 """Level of the mean embeddings of classes in a file of weights."""
 KEY = "model"
 """Key of the description in the header of a file of weights."""
-PERSONAL, LIVE = "personal.safetensors", "model"
-"""In a client's state directory: the file of its final model, and the folder of its live one."""
 WIDE = 2.0**14
 """Deviations from 0 beyond which float32 rounds a mean to a thousandth of one and more."""
 BATCH = 256

@@ -36,6 +36,8 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
 from fedmodels.tensors.packed_weights import PackedWeights
 
+PERSONAL, LIVE = "personal.safetensors", "model"
+"""In a client's state directory: the file of its final model, and the folder of its live one."""
 FORMAT = 1
 _KEY = "fedtide"
 _FIELDS = {field.name for field in fields(Bundle)}

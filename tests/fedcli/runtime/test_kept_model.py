@@ -11,7 +11,8 @@ import pytest
 from fedcli.data.store.client_data import ClientData
 from fedcli.runtime.state import StateDirectory
 from fedmodels.methods import make
-from fedmodels.nets.trained import PERSONAL, TrainedModel
+from fedmodels.nets.trained import TrainedModel
+from fedmodels.tensors.archive import PERSONAL
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerState
