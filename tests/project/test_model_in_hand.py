@@ -143,7 +143,7 @@ def test_probabilities_that_are_none(done, tmp_path, monkeypatch, capsys):
     """Inputs that float32 just holds may overflow inside a net, where nothing bounds them."""
     np.save(tmp_path / "far.npy", np.zeros((1, 8, 8)))
     nothing = np.full((1, 10), np.nan, np.float32)
-    monkeypatch.setattr(fedtide.TrainedModel, "probabilities", lambda model, x: nothing)
+    monkeypatch.setattr(fedtide.TrainedModel, "_probabilities", lambda model, x: nothing)
     words = ["predict", "--run", done.path, "--client", 0, tmp_path / "far.npy"]
     status, out, errors = typed(monkeypatch, capsys, fedcli.cli, *words)
     assert (status, out) == (1, [])
@@ -176,7 +176,7 @@ def test_the_model_of_a_run_whose_ledger_is_damaged(content, done, tmp_path, mon
     words = ["export", "--run", run, "--to", "safetensors", "--out", tmp_path / "m.safetensors"]
     status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
     assert (status, len(errors)) == (1, 1)
-    assert errors[0].startswith(f"error: {run / 'run.db'} cannot be read: ")
+    assert errors[0].startswith(f"error: {run / 'run.db'} cannot be verified: ")
 
 
 def test_a_run_below_a_name_with_marks_of_addresses_is_exported(

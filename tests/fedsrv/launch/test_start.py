@@ -282,7 +282,7 @@ def test_a_figure_that_fails_does_not_fail_a_finished_run(tmp_path, monkeypatch)
     out, said = tmp_path / "run", io.StringIO()
     launch_in_process(tiny_experiment(), out)
 
-    def fails(*_):
+    def fails(*_, **__):
         raise ValueError("cannot draw")
 
     monkeypatch.setattr("fedsrv.report.tables.write_html", fails)

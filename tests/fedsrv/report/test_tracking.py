@@ -229,7 +229,7 @@ def test_what_a_finished_run_gives(digits, tmp_path, monkeypatch):
     page, model = files("fedavg")
     assert page.read_text().startswith("<!DOCTYPE html>")
     assert TrainedModel.load(model).facts.view == "global"
-    monkeypatch.setattr(trackers, "write_html", lambda runs, path: None)
+    monkeypatch.setattr(trackers, "write_html", lambda runs, path, private: None)
     assert [file.name for file in files("local")] == ["report.html"], "every model is private"
 
 

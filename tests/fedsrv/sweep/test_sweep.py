@@ -87,7 +87,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches()
     monkeypatch.setattr(execution, "_run", found)
     monkeypatch.setattr(
-        "fedsrv.sweep.sweeping.write_html", lambda runs, path, further: path.write_text("")
+        "fedsrv.sweep.sweeping.write_html", lambda runs, path, further, private: path.write_text("")
     )
     return found
 
