@@ -162,6 +162,14 @@ MinCohort = Annotated[
         "among them.",
     ),
 ]
+ChangingCohorts = Annotated[
+    bool,
+    typer.Option(
+        "--changing-cohorts",
+        help="Take secure sums whose clients change from round to round as well: they hide a "
+        "single round's upload and nothing more.",
+    ),
+]
 SiteRecipe = Annotated[
     Path | None,
     typer.Option(
@@ -264,6 +272,7 @@ def join(
     ledger: SiteLedger = None,
     ask: Ask = False,
     min_cohort: MinCohort = 0,
+    changing_cohorts: ChangingCohorts = False,
     allow_method: AllowedMethods = None,
     allow_column: AllowedColumns = None,
     tell: Told = None,
@@ -348,7 +357,8 @@ def _stay(context: typer.Context, clients: list[ClientId], rules: Rules) -> None
     stay(context, Address(server, str(clients[0]), credentials), rules)
 
 
-OF_RULES = ("allow_method", "allow_column", "require_privacy", "min_cohort", "tell", "scores")
+OF_RULES = ("allow_method", "allow_column", "require_privacy", "min_cohort", "changing_cohorts",
+            "tell", "scores")  # fmt: skip
 """The options that say a site's conditions."""
 
 
@@ -372,6 +382,7 @@ def print_rules(
     allow_column: AllowedColumns = None,
     require_privacy: RequirePrivacy = None,
     min_cohort: MinCohort = 0,
+    changing_cohorts: ChangingCohorts = False,
     tell: Told = None,
     scores: Scores = None,
 ) -> None:

@@ -137,6 +137,7 @@ def client(
     show_tensors: bool = False,
     announce: CountDetail = "exact",
     min_cohort: int = 0,
+    changing_cohorts: bool = False,
     check: bool = True,
     strict: bool = False,
     allow_method: Sequence[str] = (),
@@ -179,6 +180,7 @@ def client(
         announce: how exactly to tell how many examples of each class there are: ``exact``,
             ``rounded`` or ``none``.
         min_cohort: take part in secure sums alone, and of so many clients or more.
+        changing_cohorts: with ``min_cohort``, take sums whose clients change from round to round.
         check: warn about data that look like a mistake.
         strict: treat these warnings as errors.
         allow_method: take part only in runs of these methods; none allows any.
@@ -207,6 +209,7 @@ def client(
     spent = _given(ledger)
     allowed = Rules.read(
         _given(rules), require_privacy=require_privacy, min_cohort=min_cohort,
+        changing_cohorts=changing_cohorts,
         allow_method=allow_method, allow_column=allow_column, tell=tell, scores=scores,
     )  # fmt: skip
     if stay and allowed.counts and spent is None:  # one for all runs

@@ -35,6 +35,11 @@ class PrivacyFloor:
     """How many of the others in a signed secure sum may put together what they know, or add no
     noise; with None all of them may, and the client's own noise alone counts."""
 
+    @property
+    def covers_sums(self) -> bool:
+        """Whether the noise of clients covers sums over whatever sets of clients."""
+        return self.level == "client" and self.where == "clients"
+
     @classmethod
     def of(cls, text: str) -> Self:
         """Read ``level=example,epsilon=2,delta=1e-5,clip=1,min-cohort=5``.
@@ -106,6 +111,13 @@ class PrivacyFloor:
                 f"min-cohort={self.min_cohort}, and somebody sees "
                 + ("each upload alone: " if seen == 1 else f"sums of {seen} clients: ")
                 + "the run needs a secure_sum of more clients, and min_clients"
+            )
+        sums = privacy.secure_sum is not None
+        if self.min_cohort > 1 and sums and not (self.covers_sums or experiment.fixes_groups):
+            raise _wrong(
+                f"min-cohort={self.min_cohort}, and the run's sums are over other clients from "
+                "round to round, which together tell what one client sends: the run needs "
+                "[privacy.secure_sum] fixed = true"
             )
 
 

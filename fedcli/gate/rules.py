@@ -49,6 +49,7 @@ class RulesFile(StrictTable):
     allow_column: Listed = ()
     require_privacy: str | None = None
     min_cohort: Count = 0
+    changing_cohorts: bool = False
     tell: Listed = ()
     scores: Count | str | None = None
 
@@ -66,6 +67,8 @@ class Rules:
     """What noise has to hide."""
     min_cohort: int = 0
     """Certificates of clients in each secure sum at least; 0 takes any run."""
+    changing_cohorts: bool = False
+    """Whether the clients of secure sums may change from round to round."""
     told: frozenset[str] = frozenset()
     """What may leave although no noise covers it: classes of fields, and keys of uploads."""
     scores: int | None = None
@@ -79,6 +82,7 @@ class Rules:
         allow_column: Sequence[str] = (),
         require_privacy: str | None = None,
         min_cohort: int = 0,
+        changing_cohorts: bool = False,
         tell: Sequence[str] = (),
         scores: str | int | None = None,
     ) -> Self:
@@ -107,7 +111,10 @@ class Rules:
         unsaid = None if floor is None else 0
         most = unsaid if scores is None else _scores_of(str(scores))
         columns = frozenset(role for text in allow_column for role in _roles_of(text))
-        return cls(frozenset(allow_method), columns, floor, min_cohort, frozenset(tell), most)
+        return cls(
+            frozenset(allow_method), columns, floor, min_cohort, changing_cohorts, frozenset(tell),
+            most,
+        )  # fmt: skip
 
     @classmethod
     def read(cls, file: Path | None, **options: Any) -> Self:
@@ -132,6 +139,11 @@ class Rules:
     def counts(self) -> bool:
         """Whether a ledger of the site counts what runs learn of it."""
         return self.floor is not None or self.scores is not None
+
+    @property
+    def takes_changing_sums(self) -> bool:
+        """Whether secure sums over changing clients are taken: noise covers them, or it is said."""
+        return self.changing_cohorts or (self.floor is not None and self.floor.covers_sums)
 
     # --- what a run has -------------------------------------------------------------------------
 
@@ -192,6 +204,8 @@ class Rules:
             yield f"privacy: {self.floor.text}"
         if self.min_cohort:
             yield f"secure sums of {self.min_cohort} certificates or more, and no other upload"
+        if self.changing_cohorts:
+            yield "secure sums whose clients change from round to round"
         if self.told:
             yield f"told without noise: {_listed(self.told)}"
         if self.scores is not None:

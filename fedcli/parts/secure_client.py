@@ -1,9 +1,10 @@
 """What one client says for a secure sum: keys, sealed shares, a masked upload, opened shares.
 
-A client answers one question of each kind in an attempt. It never opens both shares of a peer, and
-for one interaction it opens the sum over one set of clients alone: two sums that differ by a client
-would tell its upload. What it has answered is on the disk before it leaves, so that a crash repeats
-the same bits.
+A client answers one question of each kind in an attempt. It never opens both shares of a peer. Of a
+fixed group it opens the sums over all of the group, and no others
+(:mod:`fedcli.parts.fixed_group`). Otherwise it opens the sum of one interaction over one set of
+clients alone: two sums that differ by a client would tell its upload. What it has answered is on
+the disk before it leaves, so that a crash repeats the same bits.
 
 Who the others are, it takes from their certificates (:mod:`fedcli.parts.secure_peers`). With
 ``trust = "coordinator"`` it takes that from the coordinator, who may then invent clients.
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.gate.gate import MASKED
+from fedcli.parts.fixed_group import NAME, FixedGroup
 from fedcli.parts.secure_peers import SecurePeers, SumTerms, check_run
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedcli.runtime.sessions import write_private
@@ -77,7 +79,22 @@ class SecureSums(ClientPart):
         return SecureClient(
             client.client, client.states.path, client.states.secret().key, privacy.secure_sum,
             fewest, settings_digest(experiment), self._terms.peers, experiment.schedule.own_tasks,
+            self._group(client.client, privacy.secure_sum),
         )  # fmt: skip
+
+    def _group(self, client: int, rules: SecureSum) -> FixedGroup | None:
+        """Return the fixed group of a client; None where any sum may be opened.
+
+        Certificates outlive a run, and so does the note of them. Where the coordinator's word
+        stands for them, it could invent others, and the note is of the run alone.
+        """
+        experiment, terms = self.client.experiment, self._terms
+        place = terms.notes if rules.signs else None
+        path = (place or self.client.states.path) / NAME.format(client)
+        if not experiment.fixes_groups:
+            return FixedGroup(path, None) if place and not terms.changing else None
+        groups = rules.group_of_each(experiment.schedule.clients)
+        return FixedGroup(path, next(group for group in groups if client in group))
 
     def leaves(self, half: Training, upload: Bundle) -> Bundle:
         """Return an upload under masks."""
@@ -108,6 +125,7 @@ class SecureClient:
         settings: bytes = b"",
         peers: SecurePeers | None = None,
         own_tasks: bool = False,
+        group: FixedGroup | None = None,
     ) -> None:
         """Take part; what was answered before is on the disk, and holds.
 
@@ -120,6 +138,7 @@ class SecureClient:
             settings: digest of the run's settings.
             peers: signs for this client and checks others; None where the coordinator is trusted.
             own_tasks: whether clients are on tasks of their own, as in an open run.
+            group: the fixed group of this client; None where the clients of a sum may change.
 
         Raises:
             PayloadError: the rules ask for signatures, and nothing signs.
@@ -128,7 +147,7 @@ class SecureClient:
             raise PayloadError("this client has no certificate to sign the keys of secure sums by")
         self.client, self.rules, self._fewest = client, rules, fewest
         self._settings, self._peers = settings, peers if rules.signs else None
-        self._own_tasks = own_tasks
+        self._own_tasks, self._group = own_tasks, group
         self.channel = Channel.of(secret)
         self._path = path / PLACE
         self._secret: set[int] | None = None
@@ -158,6 +177,8 @@ class SecureClient:
         attempt = _attempt(order, terms_of(order, self._settings, own_tasks=self._own_tasks))
         self._check_peers(asked)
         signers = {} if self._peers is None else self._peers.signers(asked.peers)
+        if self._group is not None:
+            self._group.check({peer.client: signers.get(peer.client, b"") for peer in asked.peers})
         held = self._held(order)
         if held.get("attempt") == asked.attempt.hex():
             _check_same(held, "share", asked)
@@ -296,6 +317,10 @@ class SecureClient:
             )
         if self._peers is not None:
             self._peers.check_enough(_signers(held), counted)
+        if self._group is not None:
+            keys = {client: _signers(held).get(client, b"") for client in counted}
+            self._group.check(keys)
+            self._group.note(keys, "" if self._peers is None else self._peers.run_id)
         for before in ("opened", "agreed"):
             if held.get(before) not in (None, sorted(counted)):
                 raise PayloadError(
@@ -342,6 +367,8 @@ class SecureClient:
             raise PayloadError("a secure sum names another mask key for this client than its own")
         if len(ids) < asked.threshold:
             raise PayloadError(f"{len(ids)} peers are too few to mask an upload with")
+        if self._group is not None:
+            self._group.check({client: _signers(held).get(client, b"") for client in ids})
         shared = self.rules.needed(len(known))
         if asked.threshold != shared or [asked.clients, asked.most] != held["numbers"]:
             raise PayloadError("the threshold or the numbers are not those of the shares")

@@ -172,29 +172,30 @@ class SumTerms:
     """Signs for the clients of the process; None without a certificate."""
     least: int = 0
     """Certificates in a sum at least; 0 for any."""
+    notes: Path | None = None
+    """Where the site notes the fixed group of each client, for all its runs; None leaves the note
+    in the client's state directory."""
+    changing: bool = False
+    """Whether the clients of its sums may change: the site says so, or requires clients' noise."""
 
     def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
         """Check that a run's sums are such as the site wants; raise ConfigError if not."""
         if any(isinstance(client, int) for client in clients):
-            check_run(experiment, self.peers, self.least)
+            check_run(experiment, self.peers, self.least, changing=self.changing)
         if self.peers is not None:
             self.peers.run_id = run_id
 
 
-def terms_of(
-    ca: Path | None, cert: Path | None, key: Path | None, crl: Path | None, least: int
-) -> SumTerms:
-    """Return what a site wants of secure sums, with its certificate; errors as of SecurePeers."""
-    return SumTerms(SecurePeers.of(ca, cert, key, crl, least), least)
-
-
-def check_run(experiment: Experiment, peers: SecurePeers | None, least: int) -> None:
+def check_run(
+    experiment: Experiment, peers: SecurePeers | None, least: int, *, changing: bool = False
+) -> None:
     """Check that a run's secure sums are such as a client wants.
 
     Args:
         experiment: the run's.
         peers: what signs for the client; None where it has no certificate.
         least: certificates in a sum at least; 0 for any.
+        changing: whether the clients of a sum may change from round to round.
 
     Raises:
         ConfigError: says what is missing.
@@ -215,6 +216,13 @@ def check_run(experiment: Experiment, peers: SecurePeers | None, least: int) -> 
     most = experiment.cohort_size // rules.groups
     if least > most:
         raise ConfigError(f"--min-cohort {least}: a secure sum of this run is of {most} clients")
+    if least and not (changing or experiment.fixes_groups):
+        raise ConfigError(
+            f"--min-cohort {least}: the sums of this run are over other clients from round to "
+            "round, and many of them tell what one client sends; it takes fixed groups "
+            "([privacy.secure_sum] fixed), or here --changing-cohorts, or --require-privacy with "
+            "level=client"
+        )
     if why := peers.why_unfit():
         raise ConfigError(why)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,10 +42,13 @@ from fedpb.codec import merged
 from fedpb.peer_certificates import check_counted, check_keys
 from fedpb.secure_terms import payload_digest
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.cohort import AllOf, Answer, Answers, Trip, UploadForm
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
+from fedsrv.engine.schedule import takes_part
 from fedsrv.engine.server_part import CurrentInteraction, Exchange, Kernel, ServerPart
+from fedsrv.parts.secure_failures import NoSumLeft, SpoiledSums, spoiled_line
 from fedsrv.parts.secure_group import SecureGroup, check_advertised, check_fields
 from fedsrv.parts.secure_totals import OpenedSums
 from fedsrv.state.record import Record, of_parts
@@ -71,11 +74,22 @@ class SecureRound:
         self.failed |= {int(client): why for client, why in found.failed.items()}
         self.wire = [self.wire[0] + found.wire_down, self.wire[1] + found.wire_up]
 
-    def leave_out(self, group: SecureGroup, left: int, needed: int) -> None:
-        """Drop a group that has too few clients left."""
+    def leave_out(
+        self, group: SecureGroup, left: int, needed: int, members: Collection[int] = ()
+    ) -> None:
+        """Drop a group that has too few clients left; its members are those with keys, or given."""
         why = f"its group has {left} clients left for a secure sum; it takes {needed}"
-        self.failed |= {client: why for client in group.keys if client not in self.failed}
+        for client in members or group.keys:
+            self.failed.setdefault(client, why)
         self.groups = [one for one in self.groups if one is not group]
+
+
+class NoGroup(Exception):
+    """No fixed group is whole in an interaction, which then counts for nobody."""
+
+    def __init__(self, found: SecureRound) -> None:
+        super().__init__("no fixed group is whole")
+        self.failed, self.wire = dict[ClientId, str](found.failed.items()), found.wire
 
 
 class SecureSums(ServerPart):
@@ -108,12 +122,18 @@ class SecureSums(ServerPart):
         return experiment.model_copy(update={"privacy": table})
 
     def gathered(self, plan: Plan) -> None:
-        """Refuse a method whose uploads cannot be summed under masks."""
+        """Refuse a method whose uploads cannot be summed under masks; say what the sums hide."""
         check_secure_sum(plan.method, plan.run)
+        tasks = {step.task for step in plan.steps}
+        self.events.tell("note", line=hidden_line(self.experiment, len(tasks)))
 
     def exchange(self, rounds: Kernel, interaction: Interaction) -> Exchange:
         """Return the exchange phase by phase."""
         return SecureRounds(rounds)
+
+    def ends_with(self, error: Exception) -> str:
+        """Return why the run ends: no sum can come to anything any more."""
+        return str(error) if isinstance(error, NoSumLeft) else ""
 
 
 class SecureRounds(Exchange):
@@ -136,12 +156,17 @@ class SecureRounds(Exchange):
         """What each client said of its channel key in this process."""
         self._signers: dict[int, bytes] = {}
         """The key of each client's certificate, in DER."""
-        records = (of_parts(record) for record, _ in self.store.ledger.records())
-        said = (record.get("secure_sum", {}).get("unopened", ()) for record in records)
+        records = [record for record, _ in self.store.ledger.records()]
+        said = (of_parts(record).get("secure_sum", {}).get("unopened", ()) for record in records)
         self._unopened = {client for clients in said for client in clients}
         """Clients whose secrets did not open."""
+        self._spoiled = SpoiledSums(records, {*parts.plan.aside})
         self._said: dict[str, Any] = {}
         """What the record says of the sum under way."""
+        self._fixed: list[list[int]] | None = None
+        """The clients of each group, where these stay the same all through the run."""
+        if parts.experiment.fixes_groups:
+            self._fixed = rules.group_of_each(parts.experiment.schedule.clients)
 
     @property
     def secure(self) -> SecureUpload:
@@ -157,6 +182,7 @@ class SecureRounds(Exchange):
         parts, ctx, self._said = self.parts, at.ctx, {}
         if not ctx.cohort:
             return self.nobody(at, state)
+        self._check_any_left(at)
         if len(ctx.cohort) < MIN_GROUP:  # drawn by sampling = "poisson"
             why = f"a cohort of {len(ctx.cohort)} is too small for a secure sum"
             return Answers({}, dict.fromkeys(ctx.cohort, why), sums=[])
@@ -165,12 +191,16 @@ class SecureRounds(Exchange):
         payload = payload_digest(self._payload(trip))
         work = _digest(trip, payload)
         found = self._load(ctx.interaction, work)
-        if found is None:
-            found = self._shared(ctx, work, payload)
-            self._save(ctx.interaction, found)
-        if not found.answers:
-            self._trained(ctx, trip, found)
-            self._save(ctx.interaction, found)
+        try:
+            if found is None:
+                found = self._shared(ctx, work, payload)
+                self._save(ctx.interaction, found)
+            if not found.answers:
+                self._trained(ctx, trip, found)
+                self._save(ctx.interaction, found)
+        except NoGroup as none:
+            down, up = none.wire
+            return Answers({}, none.failed, down, up, sums=[])
         if self.peers is not None:
             self._agreed(ctx, found)
         return self._opened(ctx, trip, found)
@@ -191,9 +221,20 @@ class SecureRounds(Exchange):
 
     # --- phases -----------------------------------------------------------------------------------
 
-    def _members(self, ctx: ServerContext) -> list[list[int]]:
-        """Return a cohort's groups, without clients whose secrets did not open before."""
-        clients = [client for client in ctx.cohort if client not in self._unopened]
+    def _members(self, ctx: ServerContext, found: SecureRound) -> list[list[int]]:
+        """Return a cohort's groups, without clients whose sums came to nothing before.
+
+        Fixed groups are whole, or take no part: what failed says why.
+        """
+        if self._fixed is not None:
+            there = {*ctx.cohort} - self._spoiled.clients
+            for group in self._fixed:
+                if away := [client for client in group if client not in there]:
+                    why = f"its fixed group lacks clients {', '.join(map(str, away))}"
+                    found.failed |= dict.fromkeys(there.intersection(group), why)
+            return [group for group in self._fixed if there.issuperset(group)]
+        out = self._unopened | self._spoiled.clients
+        clients = [client for client in ctx.cohort if client not in out]
         seed = derive_seed(ctx.run.experiment.seed, "groups", ctx.interaction, "cohort")
         order = np.random.default_rng(seed).permutation(clients).tolist()
         return [sorted(order[place :: self.rules.groups]) for place in range(self.rules.groups)]
@@ -230,7 +271,8 @@ class SecureRounds(Exchange):
 
     def _shared(self, ctx: ServerContext, work: str, payload: bytes) -> SecureRound:
         """Let the clients of each group share secrets with one another."""
-        found, members = SecureRound(work), self._members(ctx)
+        found = SecureRound(work)
+        members = self._members(ctx, found)
         self._advertised(ctx, sorted(c for group in members for c in group), found)
         numbers, task = self._numbers(ctx), self.parts.plan.steps[ctx.interaction].task
         order = rpc.Order(interaction=ctx.interaction, round=ctx.round, task=task)
@@ -242,8 +284,8 @@ class SecureRounds(Exchange):
             facts = order, settings, threshold, keys, numbers, payload
             group = SecureGroup.begun(*facts, own_tasks=own_tasks)
             found.groups.append(group)
-            if len(keys) < MIN_GROUP:
-                found.leave_out(group, len(keys), group.threshold)
+            if len(keys) < (least := self._least(clients, MIN_GROUP)):
+                found.leave_out(group, len(keys), least, clients)
         self._check_left(ctx, found)
         by_client, asked = dict[int, SecureGroup](), dict[int, rpc.SecureSum]()
         for group in found.groups:
@@ -263,8 +305,8 @@ class SecureRounds(Exchange):
                 found.failed[client] = "another client has said that its key is its own"
                 del said[client]
             group.shared = said
-            if len(said) < group.threshold:
-                found.leave_out(group, len(said), group.threshold)
+            if len(said) < (least := self._least(group.keys, group.threshold)):
+                found.leave_out(group, len(said), least)
         self._check_left(ctx, found)
         return found
 
@@ -297,8 +339,9 @@ class SecureRounds(Exchange):
         found.add(answers)
         for group in [*found.groups]:
             came = [client for client in group.shared if client in answers.by_client]
-            if len(came) < max(group.threshold, self._fewest):
-                found.leave_out(group, len(came), max(group.threshold, self._fewest))
+            least = self._least(group.keys, max(group.threshold, self._fewest))
+            if len(came) < least:
+                found.leave_out(group, len(came), least)
                 continue
             uploads = [secure.integers(answers.by_client[client].upload) for client in came]
             group.counted, group.total = tuple(came), added(uploads)
@@ -336,6 +379,7 @@ class SecureRounds(Exchange):
         )  # fmt: skip
         said = {int(c): answer.report.secure_sum for c, answer in answers.by_client.items()}
         opened, unopened = list[tuple[SecureGroup, Vector]](), list[int]()
+        asked_for = [[*group.keys] for group in found.groups]
         answered = dict[ClientId, Answer](found.answers.items())
         failed = dict[ClientId, str](found.failed.items())
         wire = found.wire[0] + answers.wire_down, found.wire[1] + answers.wire_up
@@ -351,12 +395,17 @@ class SecureRounds(Exchange):
             self.opened.set_aside(ctx, results, group, why)
         moved = self.opened.of(ctx, trip, self._numbers(ctx), opened, results)
         self._unopened.update(unopened)
+        void = [group for group, one in zip(asked_for, found.groups, strict=True)
+                if results.by_client.keys().isdisjoint(one.counted)]  # fmt: skip
         self._said = {
-            "groups": [[*group.keys] for group in found.groups],
+            "groups": asked_for,
             "thresholds": [group.threshold for group in found.groups],
             "unopened": unopened,
+            "void": void,
             "moved": moved,
         }
+        if out := self._spoiled.count(asked_for, void):
+            self.parts.events.tell("note", line=spoiled_line(out))
         return results
 
     # --- asking -----------------------------------------------------------------------------------
@@ -399,8 +448,11 @@ class SecureRounds(Exchange):
 
         Raises:
             TooFewClients: none is.
+            NoGroup: none is in this interaction, and fixed groups may be whole in the next one.
         """
         if not found.groups:
+            if self._fixed is not None:
+                raise NoGroup(found)
             out = sorted(self._unopened.intersection(ctx.cohort))
             failed = {**dict.fromkeys(out, "its secrets did not open before"), **found.failed}
             client, why = next(iter(failed.items()))
@@ -413,6 +465,37 @@ class SecureRounds(Exchange):
                 f"--resume tries again, and --resume --without {client} goes on without client "
                 f"{client}",
             )
+
+    def _check_any_left(self, at: CurrentInteraction) -> None:
+        """Check that a sum can come to something, in this interaction or a later one.
+
+        Raises:
+            NoSumLeft: none can.
+        """
+        out, aside = self._spoiled.clients, at.plan.aside
+        gone = {client for client in aside if not takes_part(client, at.step.interaction, aside)}
+        if self._fixed is not None:
+            left = [group for group in self._fixed if (out | gone).isdisjoint(group)]
+            enough = bool(left)
+        else:
+            known = {*range(self.parts.experiment.schedule.clients)}
+            enough = not out or len(known - out - gone) >= MIN_GROUP
+        if not enough:
+            what = "the secure sums of all groups keep coming to nothing"
+            if self._fixed is not None and gone:
+                names = clients_text([*map(str, sorted(gone))])
+                what = (
+                    f"each fixed group keeps coming to nothing, or lacks who takes no part any "
+                    f"more ({names})"
+                )
+            raise NoSumLeft(
+                f"{what}; [privacy.secure_sum] groups lets one group fail, and not all: begin "
+                "another run with it, from this one's model if that is sound ([net] begin_from)"
+            )
+
+    def _least(self, members: Collection[int], otherwise: int) -> int:
+        """Return how many clients of a group a sum takes: all of a fixed one."""
+        return otherwise if self._fixed is None else len(members)
 
     def _needed(self, clients: Sequence[ClientId]) -> int:
         """Return how many of these clients a phase needs: the quorum and the threshold."""
@@ -437,8 +520,9 @@ class SecureRounds(Exchange):
     def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down who was asked for a sum together, and what did not open: ``secure_sum``.
 
-        It has the ``groups`` of clients, their ``thresholds``, and the clients whose secrets did
-        not open (``unopened``). Uploads of a group with such a client do not count.
+        It has the ``groups`` of clients, their ``thresholds``, the clients whose secrets did not
+        open (``unopened``), and the groups that came to nothing (``void``), of which no upload
+        counts.
         """
         if self._said:
             of_parts(record)["secure_sum"] = self._said
@@ -494,6 +578,32 @@ class SecureRounds(Exchange):
             for c, report, scalars, counts, *sizes in facts["answers"]
         }
         return SecureRound(work, groups, answers, dict(facts["failed"]), facts["wire"])
+
+
+def hidden_line(experiment: Experiment, tasks: int = 1) -> str:
+    """Return the line that says what the secure sums of a run of so many tasks hide."""
+    privacy, masks = experiment.privacy, masks_of(experiment.privacy)
+    assert privacy is not None, "secure_sum is a key of it"
+    assert masks is not None, "the config asks for it"
+    if experiment.fixes_groups:
+        sizes = [len(group) for group in masks.group_of_each(experiment.schedule.clients)]
+        size = f"{sizes[-1]} to {sizes[0]}" if len({*sizes}) > 1 else str(sizes[0])
+        over = (
+            "" if tasks == 1 else
+            "; over tasks with other numbers of examples, what is alike in a client's uploads "
+            "shows in the sums"
+        )  # fmt: skip
+        return (
+            f"secure sums: {len(sizes)} fixed groups of {size} clients, and nobody sees more of a "
+            f"task than the sum of a group{over}. A group of which a client is missing does not "
+            "count in that round"
+        )
+    if privacy.noise_at_clients:
+        return "secure sums: groups change from round to round, and the noise of clients hides them"
+    return (
+        "secure sums: clients change from round to round, so a sum hides a single round's upload "
+        "and nothing more: sums of many rounds together tell the mean upload of each client"
+    )
 
 
 def _counts_in(declared: Bundle) -> dict[str, list[tuple[int, int]]]:

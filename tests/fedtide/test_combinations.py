@@ -111,6 +111,8 @@ def test_a_refused_pair_has_its_line(refusal, place):
         tables["schedule"]["order"] = "asynchronous"
     if refusal.where == 'announce = "none"':
         tables["privacy"]["announce"] = "none"
+    if refusal.where == "fixed = true":
+        tables["privacy"]["secure_sum"] = {**tables["privacy"]["secure_sum"], "fixed": True}
     if refusal.where.startswith("epsilon"):
         del tables["privacy"]["noise_multiplier"]
         tables["privacy"]["epsilon"] = 8.0

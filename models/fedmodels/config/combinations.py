@@ -73,6 +73,7 @@ def _sums_enough(e: Experiment) -> None:
         cohort = 1 if e.method.pools_data else e.cohort_size
         noisy = e.privacy.noise_at_clients
         masks.check_clients(e.server, cohort, e.min_clients, noisy=noisy)
+        masks.check_fixed(e.schedule)
 
 
 def _scores_rounds(e: Experiment) -> None:

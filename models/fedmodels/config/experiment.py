@@ -274,6 +274,11 @@ class Experiment(StrictTable):
         return self.min_clients // (self.privacy.groups if self.privacy else 1)
 
     @property
+    def fixes_groups(self) -> bool:
+        """Whether the clients of each secure sum are the same all through the run."""
+        return self.privacy is not None and self.privacy.fixes_groups(self.schedule)
+
+    @property
     def announced(self) -> CountDetail:
         """How exactly clients tell how many examples of each class they have."""
         return "exact" if self.privacy is None else self.privacy.announce

@@ -18,7 +18,7 @@ from fedmodels.config.bounds import (
 from fedmodels.config.data import Data
 from fedmodels.config.reduction import Reduction
 from fedmodels.config.scenario import Scenario
-from fedmodels.config.schedule import FEW_HAVE_NEW
+from fedmodels.config.schedule import FEW_HAVE_NEW, Schedule
 from fedmodels.errors import ConfigError
 
 Names = Annotated[tuple[str, ...], Field(strict=False)]  # TOML has lists only
@@ -29,6 +29,10 @@ LEDGER = "fedtide-privacy.db"
 
 MIN_GROUP = 3
 """Clients below which a sum tells a client too much of the others."""
+ONE_ROUND = (
+    "with fixed = false the sums hide a single round's upload and nothing more, and noise at the "
+    'clients ([privacy] level = "client", where = "clients") hides more'
+)
 
 
 class SecureSum(StrictTable):
@@ -45,12 +49,19 @@ class SecureSum(StrictTable):
     """Bits of an integer that stands for a number. With 32 an upload is as large as without."""
     largest: Annotated[float, Field(ge=1, le=1e6)] = 64.0
     """Limit of the numbers of an upload. A client with a number beyond it fails for the round."""
-    clip: Annotated[float, Field(gt=0)] | None = None
-    """Norm that a client's change of the weights it received is scaled down to, if it is larger.
-    Clients do it themselves, and nobody can check it."""
+    clip: Annotated[float, Field(ge=0)] | None = None
+    """Largest norm of a client's change of the weights it received; a longer one is scaled down to
+    it. Left out, it is half the norm of these weights, and 1 at least; 0 is no bound. Clients do it
+    themselves, and the coordinator checks the mean of each sum. With noise of clients there is
+    none: they bound what they add noise to."""
     groups: PositiveCount = 1
     """Groups that a cohort is cut into. Each agrees on masks and makes a sum of its own. To
     ``[server] reduce`` the mean of a group is one upload."""
+    fixed: bool | None = None
+    """Whether the clients of each group stay the same for the whole run, so that its sums never
+    tell one client from another; a group of which a client is missing does not count in that round.
+    Left out, groups are fixed where all clients take part in every round and add no noise of their
+    own. Otherwise the sums hide a single round's upload and nothing more."""
 
     def needed(self, clients: int) -> int:
         """Return how many of so many clients open the masks."""
@@ -79,7 +90,7 @@ class SecureSum(StrictTable):
                 f"[privacy] secure_sum needs cohorts of at least {MIN_GROUP} clients: a sum of "
                 "fewer tells one client of another"
             )
-        if noisy and self.clip is not None:
+        if noisy and self.clip:
             raise ConfigError(
                 "[privacy.secure_sum] clip would scale an upload down with the noise that its "
                 'client added: with where = "clients", leave it out; [privacy] clip is the bound'
@@ -90,6 +101,31 @@ class SecureSum(StrictTable):
                 "epsilon counts on the noise of min_clients / groups; take fewer groups, or more "
                 "min_clients"
             )
+
+    def bound(self, given: float) -> float:
+        """Return the largest norm of a change of weights, by the norm of those that were given."""
+        if self.clip is None:
+            return max(1.0, given / 2)
+        return self.clip or math.inf
+
+    def check_fixed(self, schedule: Schedule) -> None:
+        """Check that rounds do not draw their clients, where groups are to be fixed.
+
+        Raises:
+            ConfigError: they do.
+        """
+        if self.fixed and schedule.selects:
+            raise ConfigError(
+                "[privacy.secure_sum] fixed = true does not go with [schedule] per_round below "
+                f"clients: each round draws other clients; {ONE_ROUND}"
+            )
+
+    def group_of_each(self, clients: int) -> list[list[int]]:
+        """Return the clients of each fixed group, ascending.
+
+        They follow from the ids alone, so that all runs of the same clients have the same groups.
+        """
+        return [[*range(place, clients, self.groups)] for place in range(self.groups)]
 
     @property
     def signs(self) -> bool:
@@ -209,6 +245,13 @@ class Privacy(StrictTable):
         """How many sums a cohort's uploads are opened as."""
         return 1 if self.secure_sum is None else self.secure_sum.groups
 
+    def fixes_groups(self, schedule: Schedule) -> bool:
+        """Tell whether the clients of each secure sum are the same all through a run."""
+        if self.secure_sum is None or self.secure_sum.fixed is not None:
+            return self.secure_sum is not None and bool(self.secure_sum.fixed)
+        takes_all = schedule.trains_all and schedule.availability is None
+        return takes_all and not self.noise_at_clients
+
     @property
     def hides_clients(self) -> bool:
         """Whether the noise hides whole clients."""
@@ -263,6 +306,13 @@ REFUSED: tuple[Refusal, ...] = (
         FEW_HAVE_NEW.format('[privacy] where = "clients"'),
     ),
     Refusal(("participants", "secure sums"), FEW_HAVE_NEW.format("[privacy] secure_sum")),
+    Refusal(
+        ("open runs", "secure sums"),
+        "[privacy.secure_sum] fixed = true does not go with [schedule] open = true: clients come, "
+        "leave and get tasks at times of their own, so the difference of two sums is what one "
+        f"client's upload changed by; {ONE_ROUND}",
+        when=lambda e: bool((masks := masks_of(e.privacy)) and masks.fixed), where="fixed = true",
+    ),
     Refusal(
         ("open runs", "hidden counts"),
         '[privacy] announce = "none" cannot be kept: an open run has to know which classes its '

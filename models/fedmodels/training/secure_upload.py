@@ -70,6 +70,8 @@ class SecureUpload(SharedPart):
         assert privacy is not None, "secure_sum is a key of it"
         rules, noisy = privacy.secure_sum, privacy.noise_at_clients
         assert rules is not None, "the config asks for it"
+        if noisy:  # noise is added to what is bounded already
+            rules = rules.model_copy(update={"clip": 0.0})
         spec = contributions(method, run).sent_spec if noisy else method.upload_spec(run)
         classes = run.problem.num_classes
         if why := _unfit(method, spec):
@@ -137,8 +139,7 @@ class SecureUpload(SharedPart):
             PayloadError: a number does not fit.
         """
         weights: Weights = {name: upload.weights[name] for name in self.summed}
-        if self.rules.clip is not None:
-            weights = clipped(weights, received, self.rules.clip)
+        weights = clipped(weights, received, self.rules.bound(self._size(received)))
         declared = self.declared(self.travelling(upload, np.zeros(0, numbers.dtype)))
         count = self.count(declared)
         parts = [CountedNumbers(name, tensor, count) for name, tensor in weights.items()]
@@ -151,6 +152,10 @@ class SecureUpload(SharedPart):
                 for label in range(classes)
             ]  # fmt: skip
         return numbers.encode(parts)
+
+    def _size(self, given: Weights) -> float:
+        """Return the norm of the weights that clients were given and change."""
+        return _norm([given[name].double() for name in self.summed if name in given])
 
     def travelling(self, upload: Bundle, masked: Vector) -> Bundle:
         """Return an upload as it travels: masked integers, and what it counts."""
@@ -250,7 +255,8 @@ class SecureUpload(SharedPart):
         Raises:
             PayloadError: it is, beyond what rounding explains.
         """
-        if self.rules.clip is None:
+        clip = self.rules.bound(self._size(given))
+        if math.isinf(clip):
             return
         names = [name for name in self.summed if name in given]
         before = [given[name].double() for name in names]
@@ -259,11 +265,12 @@ class SecureUpload(SharedPart):
         size, unit = sum(one.numel() for one in before), math.ldexp(numbers.most, -numbers.scale)
         rounded = math.sqrt(size) * len(counts) / 2 * unit / sum(counts)
         digits = max((torch.finfo(self.summed[name].dtype).eps for name in names), default=0.0)
-        rounded += digits * (_norm(before) + self.rules.clip)
-        if (norm := _norm(changes)) > self.rules.clip + rounded:
+        rounded += digits * (_norm(before) + clip)
+        if (norm := _norm(changes)) > clip + rounded:
+            default = " (half the norm of the given weights)" if self.rules.clip is None else ""
             raise PayloadError(
                 f"the mean of the weights changed by a norm of {norm:.4g}, beyond "
-                f"[privacy.secure_sum] clip = {self.rules.clip:g}, so one of its clients did not "
+                f"[privacy.secure_sum] clip = {clip:.4g}{default}, so one of its clients did not "
                 "clip"
             )
 

@@ -51,16 +51,21 @@ class World:
     def client(self, client):
         """Return a client as it is after a restart."""
         path, secret = self.path / str(client), bytes([client]) * 32
-        return SecureClient(client, path, secret, self.rules, 0, SETTINGS, self.peers(client))
+        peers, group = self.peers(client), self.fixed(client)
+        return SecureClient(client, path, secret, self.rules, 0, SETTINGS, peers, False, group)
 
     def peers(self, client):
         """Return what signs for a client."""
         return None
 
-    def attempt(self, interaction=4):
+    def fixed(self, client):
+        """Return the fixed group of a client."""
+        return None
+
+    def attempt(self, interaction=4, over=None, given=GIVEN):
         advertise = rpc.Order(kind=rpc.ORDER_KIND_ADVERTISE)
-        keys = {c: one.answer(advertise) for c, one in self.clients.items()}
-        order, payload = self.order(0, None, interaction), payload_digest(GIVEN)
+        keys = {c: self.clients[c].answer(advertise) for c in over or self.clients}
+        order, payload = self.order(0, None, interaction), payload_digest(given)
         threshold = self.rules.needed(len(keys))
         return SecureGroup.begun(order, SETTINGS, threshold, keys, self.numbers, payload)
 

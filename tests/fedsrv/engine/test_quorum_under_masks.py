@@ -52,7 +52,7 @@ def test_no_sum_of_fewer_than_whose_noise_is_counted_on_is_made(fewest, summed):
     plan = SimpleNamespace(needed=lambda clients: 8, wire=wire)
     rounds: Any = SecureRounds.__new__(SecureRounds)
     rounds.parts, rounds._fewest = SimpleNamespace(plan=plan, cohort=cohort), fewest
-    rounds.rules = SecureSum(threshold=0.51, groups=2)
+    rounds.rules, rounds._fixed = SecureSum(threshold=0.51, groups=2), None
     found: Any = SecureRound("", groups)  # type: ignore[arg-type]
     rounds._trained(None, Trip({c: rpc.Order() for c in range(10)}, Bundle()), found)
     assert [len(group.counted) for group in found.groups] == summed

@@ -156,7 +156,7 @@ def test_a_merge_charges_examples_as_if_their_class_had_stayed(tmp_path, monkeyp
 def test_a_cohort_whose_secrets_never_open_ends_in_a_line():
     """Nobody was asked anything, so nobody failed: the line named the first of none."""
     rounds: Any = SecureRounds.__new__(SecureRounds)
-    rounds._unopened, rounds.rules = {0, 1, 2}, SecureSum()
+    rounds._unopened, rounds.rules, rounds._fixed = {0, 1, 2}, SecureSum(), None
     rounds.parts = SimpleNamespace(plan=SimpleNamespace(needed=len))
     ctx: Any = SimpleNamespace(round=4, cohort=(0, 1, 2))
     with pytest.raises(TooFewClients, match=r"round 5: .*Client 0: its secrets did not open"):

@@ -33,8 +33,9 @@ from tests.runs import Killed
 ADVERTISE, SHARE, UNMASK = rpc.ORDER_KIND_ADVERTISE, rpc.ORDER_KIND_SHARE, rpc.ORDER_KIND_UNMASK
 AGREE = rpc.ORDER_KIND_AGREE
 TRAIN = rpc.ORDER_KIND_TRAIN
-TRUST = {"trust": "coordinator"}
-"""Nobody has a certificate here; tests/fedcli/runtime/test_secure_attacks.py has them."""
+TRUST = {"trust": "coordinator", "fixed": False}
+"""Nobody has a certificate here; tests/fedcli/runtime/test_secure_attacks.py has them. Clients may
+drop out of a group that is not fixed; test_fixed_sums.py has those that are."""
 CLIENTS = 5
 """A threshold of two thirds is four of them."""
 
@@ -350,7 +351,7 @@ def signing(tmp_path_factory):
     return let
 
 
-SIGNED = {"privacy": {"secure_sum": True}}
+SIGNED = {"privacy": {"secure_sum": {"fixed": False}}}
 
 
 def test_a_run_of_clients_that_sign_is_killed_after_every_phase(
@@ -468,8 +469,9 @@ def test_a_number_beyond_all_bounds_costs_one_interaction_and_leaves_a_line(five
 
 def test_a_sum_that_is_far_from_those_before_it_is_told(five, tmp_path, lines):
     """2^30 of the scale 2^22 is 256, and 51 of the mean of five."""
-    schedule = {"rounds": 4, "clients": CLIENTS}
-    stage = Stage(secure(schedule=schedule), five, tmp_path / "run", honest)
+    schedule, sums = {"rounds": 4, "clients": CLIENTS}, {"clip": 0.0, **TRUST}
+    made = secure(schedule=schedule, privacy={"secure_sum": sums})
+    stage = Stage(made, five, tmp_path / "run", honest)
     stage.lie = on(TRAIN, lifted(2**30), interaction=2)
     stage.run()
     moved = [record["secure_sum"]["moved"] for record in records_of(stage.out)]
