@@ -7,24 +7,25 @@ from typing import Any
 
 def commit_before_rename() -> None:
     """Count an interaction before the state behind it has its name."""
-    import os
-
+    from fedsrv.state.state_files import StateFiles
     from fedsrv.state.store import Store
 
-    original = Store.commit
+    commit, write = Store.commit, StateFiles.write
+    late: list[tuple[Any, Any]] = []
 
-    def commit(self: Any, *args: Any, **kwargs: Any) -> None:
-        late: list[tuple[Any, Any]] = []
-        rename = os.replace
-        os.replace = lambda source, target: late.append((source, target))  # type: ignore[assignment]
-        try:
-            original(self, *args, **kwargs)
-        finally:
-            os.replace = rename
-        for source, target in late:
-            os.replace(source, target)
+    def written(self: Any, interaction: Any, state: Any) -> str:
+        digest = write(self, interaction, state)
+        file = self.path(interaction)
+        late.append((file.rename(file.with_suffix(".late")), file))
+        return digest
 
-    Store.commit = commit  # type: ignore[method-assign]
+    def committed(self: Any, *args: Any, **kwargs: Any) -> None:
+        commit(self, *args, **kwargs)
+        while late:
+            source, target = late.pop()
+            source.rename(target)
+
+    Store.commit, StateFiles.write = committed, written  # type: ignore[method-assign]
 
 
 def no_deduplication() -> None:
@@ -65,11 +66,11 @@ def finish_before_acceptance() -> None:
             raise RunOver("nobody said so")
         return next_tasks(self)
 
-    def sent(self: Any, header: Any, upload: Any) -> Any:
+    def sent(self: Any, pushed: Any) -> Any:
         try:
-            return send(self, header, upload)
+            return send(self, pushed)
         except grpc.RpcError:
-            if header.kind != rpc.ORDER_KIND_FINISH:
+            if pushed.header.kind != rpc.ORDER_KIND_FINISH:
                 raise
             return rpc.PushResponse()
 
