@@ -33,7 +33,8 @@ OPTIONS: Panels = {
     ),
     "What may leave this site": (
         "--rules", "--require-privacy", "--ledger", "--min-cohort", "--allow-method",
-        "--allow-column", "--tell", "--scores", "--ask", "--show-uploads", "--show-tensors",
+        "--allow-column", "--tell", "--scores", "--changing-cohorts", "--ask", "--show-uploads",
+        "--show-tensors",
     ),
     "TLS": ("--tls-ca", "--tls-cert", "--tls-key", "--tls-client-ca", "--tls-crl", "--insecure"),
     "Watching": ("--metrics-port", "--dashboard", "--quiet", "--log-level", "--json"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import shutil
 import sys
@@ -176,7 +177,7 @@ def test_the_model_of_a_run_whose_ledger_is_damaged(content, done, tmp_path, mon
     words = ["export", "--run", run, "--to", "safetensors", "--out", tmp_path / "m.safetensors"]
     status, _, errors = typed(monkeypatch, capsys, fedsrv.cli, *words)
     assert (status, len(errors)) == (1, 1)
-    assert errors[0].startswith(f"error: {run / 'run.db'} cannot be verified: ")
+    assert re.match(rf"error: {run / 'run.db'} cannot be (read|verified): ", errors[0])
 
 
 def test_a_run_below_a_name_with_marks_of_addresses_is_exported(

@@ -152,7 +152,7 @@ def test_release_notes_are_those_of_the_version(version, date, status, tmp_path)
     assert done.returncode == status, done.stderr
     if status == 0:
         notes = (tmp_path / "build" / "notes.md").read_text()
-        assert "### In short" in notes
+        assert "### Added" in notes
         assert "## " + version not in notes
         assert len(re.findall(r"^## ", notes, re.MULTILINE)) == 0
 
