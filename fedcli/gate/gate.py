@@ -153,15 +153,24 @@ class Gate(Door):
         Each is its name, its class, and whether there are several of it.
         """
         if kind.full_name not in self._fields:
-            self._fields[kind.full_name] = ()  # tables hold tables, of which nothing is held back
-            found = []
-            for one in kind.fields:
-                of = classes()[f"{kind.name}.{one.name}"]
-                inner = one.message_type if of == "parts" else None
-                if of in self._held or (inner is not None and self._looked_at(inner)):
-                    found.append((one.name, of, one.is_repeated))
-            self._fields[kind.full_name] = tuple(found)
+            # another thread may come meanwhile, so it is whole before it is there
+            self._fields[kind.full_name] = self._found_in(kind, ())
         return self._fields[kind.full_name]
+
+    def _found_in(
+        self, kind: Descriptor, outer: tuple[str, ...]
+    ) -> tuple[tuple[str, str, bool], ...]:
+        """Find the fields of :meth:`_looked_at`; of an outer message all fields are looked at."""
+        if kind.full_name in outer:  # tables hold tables
+            return ()
+        found = []
+        for one in kind.fields:
+            of = classes()[f"{kind.name}.{one.name}"]
+            inner = one.message_type if of == "parts" else None
+            is_held = of in self._held
+            if is_held or (inner is not None and self._found_in(inner, (*outer, kind.full_name))):
+                found.append((one.name, of, one.is_repeated))
+        return tuple(found)
 
     def _hold_back_metrics(self, report: Any) -> None:
         """Leave out the figures of a report that are held back, each by its key."""

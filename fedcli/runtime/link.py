@@ -343,8 +343,8 @@ class Link:
             return self.gate.pushed(header, result.upload, result.covers)
         except ConfigError as error:
             log.error("client %s: %s", result.order.client_id, error)
-            order = rpc.FAILURE_REASON_DECLINED
-            declined = Result(result.order, Bundle(), rpc.Report(), reason=order)
+            reason = rpc.FAILURE_REASON_DECLINED
+            declined = Result(result.order, Bundle(), rpc.Report(), reason=reason)
             return self.gate.pushed(push_header(member, declined), Bundle())
 
     def push_several(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -184,6 +185,30 @@ def test_with_a_floor_a_report_tells_numbers_of_examples_and_what_was_spent() ->
         header, Bundle()
     )
     assert header == reported()
+
+
+def test_what_is_held_back_is_so_while_another_thread_finds_out_what_that_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A second message of a kind came while the fields of the first were looked up, and left."""
+    one, others = gate(require_privacy=FLOOR), list[rpc.PushHeader]()
+
+    def meanwhile() -> None:
+        others.append(reported())
+        one.pushed(others[0], Bundle())
+
+    class Slow(dict[str, str]):
+        def __getitem__(self, key: str) -> str:
+            if key == "Report.loss" and not others:
+                thread = threading.Thread(target=meanwhile)
+                thread.start()
+                thread.join()
+            return super().__getitem__(key)
+
+    slow = Slow(classes())
+    monkeypatch.setattr("fedcli.gate.gate.classes", lambda: slow)
+    one.pushed(reported(), Bundle())
+    assert "loss" in others[0].report.withheld
 
 
 @pytest.mark.parametrize(
