@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, PayloadError
+from fedmodels.files import sync_path
 
 NAME = "fedtide-group-{}.json"
 """The note of a client, beside its state directory."""
 
 
 class FixedGroup:
-    """The group of one client; used by the thread that trains."""
+    """The group of one client; used by the thread that trains. Processes may share the note."""
 
     def __init__(self, path: Path, members: Collection[int] | None) -> None:
         """Read nothing yet.
@@ -72,12 +75,20 @@ class FixedGroup:
             run: the id of the run, for people to read.
 
         Raises:
+            PayloadError: as :meth:`check`, as another process may have noted a group meanwhile.
             ArchiveError: it cannot be stored.
         """
-        if self._members is not None and not self._noted():
-            members = {str(client): _digest(key) for client, key in sorted(keys.items())}
-            facts = {"first_run": run, "members": members}
-            write_private(self.path, json.dumps(facts, indent=1).encode() + b"\n")
+        if self._members is None or self._noted():
+            return
+        members = {str(client): _digest(key) for client, key in sorted(keys.items())}
+        facts = {"first_run": run, "members": members}
+        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
+        try:
+            write_private(fresh, json.dumps(facts, indent=1).encode() + b"\n")
+            _name(fresh, self.path)
+        finally:
+            fresh.unlink(missing_ok=True)
+        self.check(keys)
 
     def _noted(self) -> dict[int, str]:
         """Return the digest of each member's key; nothing before the first sum."""
@@ -91,6 +102,24 @@ class FixedGroup:
     @property
     def _advice(self) -> str:
         return f"If that is as its owner wants it, delete {self.path}"
+
+
+def _name(fresh: Path, path: Path) -> None:
+    """Give a file its name, safely on the disk, unless there is one of that name already.
+
+    Raises:
+        ArchiveError: it cannot be.
+    """
+    try:
+        try:
+            os.link(fresh, path)
+        except FileExistsError:
+            return
+        except OSError:  # the file system has no second names
+            fresh.replace(path)
+        sync_path(path.parent)
+    except OSError as error:
+        raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from fedcli.gate.gate import Gate
 from fedcli.gate.privacy_floor import PrivacyFloor
 from fedcli.gate.rules import Rules
+from fedcli.parts import fixed_group
 from fedcli.parts.fixed_group import NAME, FixedGroup
 from fedcli.parts.secure_client import SecureSums
 from fedcli.parts.secure_peers import SumTerms, check_run
@@ -313,3 +314,20 @@ def test_a_site_with_a_least_cohort_sends_no_bare_number_beside_its_masks(world)
 def test_methods_with_numbers_of_their_own_beside_weights_do_not_go_with_masks(name):
     with refused("needs every upload by itself", ConfigError):
         tiny_experiment(method=name, privacy={"secure_sum": True})
+
+
+def test_of_two_processes_that_note_a_group_at_a_time_one_is_first(tmp_path, monkeypatch):
+    """Both found no note, and each opened a sum over clients of its own."""
+    one, other = (FixedGroup(tmp_path / "note.json", group) for group in (IDS, FEWER))
+    write, is_first = fixed_group.write_private, [True]
+
+    def meanwhile(path, data):
+        write(path, data)
+        if is_first and is_first.pop():
+            other.note(dict.fromkeys(FEWER, b"key"), "another run")
+
+    monkeypatch.setattr(fixed_group, "write_private", meanwhile)
+    with refused("this client has opened sums over 2, 3, 5 before"):
+        one.note(dict.fromkeys(IDS, b"key"), "a run")
+    assert one._noted().keys() == {*FEWER}
+    assert [*tmp_path.iterdir()] == [tmp_path / "note.json"]
