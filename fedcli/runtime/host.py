@@ -128,11 +128,7 @@ class Host:
             self.weights,
             usual_of(reply.experiment),
         )
-        if self._shown is not None and experiment != self._shown:
-            raise ConfigError(
-                "the server gives those who join another config than it shows before, which this "
-                "site looked at: it stays out"
-            )
+        self._check_shown(experiment)
         for brought in self.workers.brought.values():
             brought.joined(experiment, reply.run_id, self.workers.clients)
         told = self.announce
@@ -148,6 +144,24 @@ class Host:
         self.workers.begin(experiment, reply.class_names)
         beside = (part.beside(self.enrolment) for part in halves_of(experiment, "client"))
         self._looks = [look for look in beside if look is not None]
+
+    def _check_shown(self, experiment: Experiment) -> None:
+        """Hold the config of a run against the one that a site with conditions has looked at.
+
+        A run that is resumed may have more rounds, say: what may change then may differ.
+
+        Raises:
+            ConfigError: it differs in something else.
+        """
+        if self._shown is None or experiment == self._shown:
+            return
+        from fedmodels.config.changes import forbidden_changes
+
+        if other := forbidden_changes(self._shown, experiment):
+            raise ConfigError(
+                "the server gives those who join another config than it showed before, which this "
+                f"site looked at: it differs in {', '.join(other[:5])}, so the site stays out"
+            )
 
     # --- the loop ---------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from fedcli.gate.gate import Gate
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.parts.privacy.told_beside import check_told
+from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedcli.runtime.worker import Result
 from fedcli.runtime.workers import Workers
@@ -133,6 +134,19 @@ def test_a_site_stays_out_of_a_run_that_is_another_one_once_it_has_joined(
                    rules=Rules.of(require_privacy=FLOOR))  # fmt: skip
     with pytest.raises(ConfigError, match="another config"):
         host.join()
+
+
+def test_a_site_goes_on_with_a_run_that_was_resumed_with_other_settings(
+    digits: Path, tmp_path: Path
+) -> None:
+    """Its coordinator may come back with what a resume may change, and the site joins again."""
+    schedule = {"open": True, "order": "tasks_outer", "rounds": 2}
+    before = tiny_experiment(schedule=schedule)
+    link, cpu = Link("127.0.0.1:1"), torch.device("cpu")
+    host = Host([0], link, digits, tmp_path / "states", cpu, shown=before)
+    host._check_shown(tiny_experiment(schedule={**schedule, "rounds": 5}, training={"lr": 0.2}))
+    with pytest.raises(ConfigError, match=r"differs in training\.batch_size, so the site"):
+        host._check_shown(tiny_experiment(schedule=schedule, training={"batch_size": 3}))
 
 
 def trained(experiment: Any, digits: Path, states: Path) -> Result:
