@@ -3,7 +3,8 @@
 One thread owns the file: it opens it, and every change is one transaction on it, in the order in
 which changes were asked for. A transaction ends with a statement of all rows that it wrote and
 deleted (:mod:`fedsrv.state.chain`), so that an edit of any table shows. What the engine and callers
-ask for all the time, they read from memory: one value that each transaction replaces as a whole.
+ask for all the time, they read from memory: one value that each transaction replaces as a whole,
+and two mappings that grow with the run, to which it adds.
 
 Scores are added to the last record only. Undone records wait in a table of their own until the
 replay has passed them.
@@ -31,8 +32,8 @@ from fedsrv.state.rows import EARLIER, FORMAT, KEYS, TABLES, edited, rows_in
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-IN_MEMORY = ("meta", "clients", "started_over", "undone", "growths")
-"""The tables that stay small."""
+IN_MEMORY = ("meta", "started_over", "undone", "growths")
+"""The tables that stay small, or of which a row is seldom written."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,6 @@ class _Known:
     committed: Interaction = NONE_YET
     rows: Mapping[str, Mapping[Key, Row]] = field(default_factory=dict)
     """The rows of the small tables, by key."""
-    states: Mapping[int, str] = field(default_factory=dict)
-    """The sha256 of the state's file after each interaction, where it is stated."""
     files: Mapping[str, str] = field(default_factory=dict)
     """The sha256 of files for people, as they were stated last."""
 
@@ -182,12 +181,12 @@ class Ledger:
             raise self.damaged(wrong)
         rows = {t: {key: tuple(row) for key, *row in rows_in(self.db, t)} for t in IN_MEMORY}
         names = {one["writes"] for one in said if "writes" in one}
-        self._known = _Known(
-            self._newest(),
-            rows,
-            stated_states(said),
-            {name: stated_file(said, name) for name in names},
-        )
+        files = {name: stated_file(said, name) for name in names}
+        self._known = _Known(self._newest(), rows, files)
+        self._clients = {int(key): str(text) for key, text in rows_in(self.db, "clients")}
+        """What each client described. The owner's thread adds; others copy or look one up."""
+        self._states = stated_states(said)
+        """The sha256 of the state's file after each interaction, where it is stated; likewise."""
 
     def _statements(self) -> list[dict[str, Any]]:
         query = "SELECT statement FROM chain ORDER BY number"
@@ -241,22 +240,21 @@ class Ledger:
     def _after(
         self, changes: Mapping[str, Mapping[Key, Row | None]], what: Mapping[str, Any]
     ) -> _Known:
-        """Return what is known after a transaction."""
-        before, states, files = self._known, self._known.states, self._known.files
+        """Take in what a transaction changed; return what is known after it."""
+        before, files = self._known, self._known.files
         if "state" in what:
-            states = {**states, what["committed"]: what["state"]}
+            self._states[what["committed"]] = what["state"]
+        self._clients |= {
+            int(key): row[0] for key, row in changes.get("clients", {}).items() if row
+        }
         if "writes" in what:
             files = {**files, what["writes"]: what["sha256"]}
         rows = dict(before.rows)
         for table in changes.keys() & rows.keys():
             new = {**rows[table], **changes[table]}
             rows[table] = {key: row for key, row in new.items() if row is not None}
-        return _Known(
-            self._newest() if "interactions" in changes else before.committed,
-            rows,
-            states,
-            files,
-        )
+        newest = self._newest() if "interactions" in changes else before.committed
+        return _Known(newest, rows, files)
 
     @owned
     def say(self, **what: Any) -> None:
@@ -309,7 +307,7 @@ class Ledger:
 
     def stated_state(self, interaction: int) -> str:
         """Return the sha256 of the state's file after an interaction; empty if none is stated."""
-        return self._known.states.get(interaction, "")
+        return self._states.get(interaction, "")
 
     @owned
     def records(self) -> list[tuple[Record, bool]]:
@@ -430,12 +428,12 @@ class Ledger:
 
     def profiles(self) -> dict[int, str]:
         """Return the description every client gave when it first joined."""
-        return {int(c): row[0] for c, row in sorted(self._known.rows["clients"].items())}
+        return dict(sorted(self._clients.copy().items()))
 
     @owned
     def add_profiles(self, described: Mapping[int, str]) -> None:
         """Remember what clients describe, all of it or nothing; what is known already stays."""
-        known = self.profiles()
+        known = self._clients
         if new := {c: text for c, text in described.items() if known.get(c) != text}:
             with self.stating() as rows:
                 for client, text in new.items():
