@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import chain
 from typing import ClassVar
 
 import numpy as np
@@ -357,17 +357,18 @@ def clusters(accuracy: np.ndarray, delta: float, holders: Sequence[int]) -> list
 
 def _linked(groups: list[list[int]], distance: np.ndarray, delta: float) -> list[list[int]]:
     """Return groups of places, of which the nearest two were joined while they are near enough."""
-    while len(groups) > 1:
-        apart = {
-            (i, j): distance[np.ix_(groups[i], groups[j])].max()
-            for i, j in combinations(range(len(groups)), 2)
-        }
-        i, j = min(apart, key=apart.__getitem__)
-        if not apart[i, j] <= delta:
-            break
-        joined = sorted(groups[i] + groups[j])
-        groups = [joined, *(g for place, g in enumerate(groups) if place not in (i, j))]
-    return groups
+    from scipy.cluster.hierarchy import fcluster, linkage  # few runs merge
+    from scipy.spatial.distance import squareform
+
+    if len(groups) < 2:
+        return groups
+    apart = np.array([[distance[np.ix_(one, other)].max() for other in groups] for one in groups])
+    np.fill_diagonal(apart, 0)
+    found = fcluster(linkage(squareform(apart), "complete"), t=delta, criterion="distance")
+    return [
+        sorted(chain.from_iterable(g for g, of in zip(groups, found, strict=True) if of == label))
+        for label in sorted({*found})
+    ]
 
 
 @dataclass

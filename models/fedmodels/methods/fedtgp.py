@@ -150,18 +150,20 @@ class FedTgp(FedAvg):
         """Return delta(t) as it would be without each client; none where a rule made the means."""
         if uploads.is_ruled:
             return []
-        sent = [u.prototypes["class"] for u in uploads.values()]
-        sums = torch.zeros(len(sent), run.problem.num_classes, run.width, dtype=torch.float64)
-        counts = torch.zeros(len(sent), run.problem.num_classes, 1, dtype=torch.float64)
-        for client, rows in enumerate(sent):
+        sums = torch.zeros(run.problem.num_classes, run.width, dtype=torch.float64)
+        counts = torch.zeros(run.problem.num_classes, 1, dtype=torch.float64)
+        sent, found = list[tuple[Tensor, Tensor, Tensor]](), list[float]()
+        for rows in (u.prototypes["class"] for u in uploads.values()):
             n = torch.ones(len(rows.labels)) if self.weighting == "uniform" else rows.counts
-            sums[client, rows.labels.long()] = rows.vectors.double() * n[:, None]
-            counts[client, rows.labels.long(), 0] = n.double()
-        all_sums, all_counts, found = sums.sum(0), counts.sum(0), list[float]()
-        for own_sums, own_counts in zip(sums, counts, strict=True):
-            there = (all_counts - own_counts)[:, 0] > 0
+            y, n = rows.labels.long(), n[:, None].double()
+            sent.append((y, n, rows.vectors.double() * n))
+            counts.index_add_(0, y, n)
+            sums.index_add_(0, y, sent[-1][2])
+        for y, n, own in sent:
+            left = counts.index_add(0, y, -n)
+            there = left[:, 0] > 0
             if int(there.sum()) > 1:
-                means = ((all_sums - own_sums) / (all_counts - own_counts))[there]
+                means = (sums.index_add(0, y, -own) / left)[there]
                 found.append(self._margin(means.to(torch.get_default_dtype())))
         return found
 
