@@ -302,8 +302,8 @@ class Site:
     def end(self) -> None:
         """End what goes on beside answers, and let another process have the file."""
         self._pool.shutdown()
-        if self._timer is not None:
-            self._timer.cancel()
+        if (timer := self._timer) is not None:  # the pool's thread may forget it meanwhile
+            timer.cancel()
         if self.store is not None:
             self.store.close()
 
