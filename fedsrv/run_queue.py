@@ -26,7 +26,7 @@ import tomli_w
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import with_whole_places
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed, RunStopped, reason_of
-from fedmodels.files import sync_path, write_atomically
+from fedmodels.files import write_atomically, write_once
 from fedmodels.processes import run_program
 from fedmodels.times import QUEUE_LOOK_S
 from fedsrv.state.run_directory import is_vacant, lock, refuse_in_use
@@ -69,16 +69,7 @@ class QueuedRun:
 
     def ends_as(self, state: State) -> bool:
         """Write down how it ended; False where somebody else has said so before."""
-        fresh = self.place / f".ended-{uuid.uuid4().hex}"
-        write_atomically(fresh, f"{state}\n", sync=True)
-        try:
-            os.link(fresh, self.end)  # whole, and once alone
-            sync_path(self.place)
-        except FileExistsError:
-            return False
-        finally:
-            fresh.unlink()
-        return True
+        return write_once(self.end, f"{state}\n".encode())
 
 
 def submit(experiment: Experiment, queue: Path, name: str) -> QueuedRun:

@@ -11,15 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, PayloadError
-from fedmodels.files import sync_path
+from fedmodels.files import write_once
 
 NAME = "fedtide-group-{}.json"
 """The note of a client, beside its state directory."""
@@ -82,12 +79,10 @@ class FixedGroup:
             return
         members = {str(client): _digest(key) for client, key in sorted(keys.items())}
         facts = {"first_run": run, "members": members}
-        fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(8)}")
         try:
-            write_private(fresh, json.dumps(facts, indent=1).encode() + b"\n")
-            _name(fresh, self.path)
-        finally:
-            fresh.unlink(missing_ok=True)
+            write_once(self.path, json.dumps(facts, indent=1).encode() + b"\n", private=True)
+        except OSError as error:
+            raise ArchiveError(f"cannot write {self.path}: {error.strerror}") from None
         self.check(keys)
 
     def _noted(self) -> dict[int, str]:
@@ -102,24 +97,6 @@ class FixedGroup:
     @property
     def _advice(self) -> str:
         return f"If that is as its owner wants it, delete {self.path}"
-
-
-def _name(fresh: Path, path: Path) -> None:
-    """Give a file its name, safely on the disk, unless there is one of that name already.
-
-    Raises:
-        ArchiveError: it cannot be.
-    """
-    try:
-        try:
-            os.link(fresh, path)
-        except FileExistsError:
-            return
-        except OSError:  # the file system has no second names
-            fresh.replace(path)
-        sync_path(path.parent)
-    except OSError as error:
-        raise ArchiveError(f"cannot write {path}: {error.strerror}") from None
 
 
 @contextmanager

@@ -7,7 +7,6 @@ file. So ten thousand clients of one process sync one file before they join, and
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import hmac
 import json
@@ -19,12 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError
-from fedmodels.files import replacing, sync_path
+from fedmodels.files import replacing, sync_path, write_once
 from fedmodels.tensors.bundle import ClientId
 
 TOKEN_BYTES = 16
-NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
-"""Errors of a link on a file system without hard links, such as that of a memory card."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +70,10 @@ class SessionFile:
             ArchiveError: the file is damaged, or cannot be written.
         """
         if not (found := self.read()).token:
-            fresh = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
             try:
-                fresh.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                write_private(fresh, _text(Session("", secrets.token_bytes(TOKEN_BYTES))))
-                _name_once(fresh, self.path)
-                sync_path(self.path.parent)
+                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                first = Session("", secrets.token_bytes(TOKEN_BYTES))
+                write_once(self.path, _text(first), private=True)
             except OSError as error:
                 raise ArchiveError(
                     f"state directory {self.path.parent}: {error.strerror}"
@@ -156,24 +151,6 @@ class Sessions:
 def derived(token: bytes, client: ClientId) -> bytes:
     """Return the token of one client of a process, 16 bytes; no other client has the same."""
     return hmac.digest(token, str(client).encode(), hashlib.sha256)[:TOKEN_BYTES]
-
-
-def _name_once(fresh: Path, path: Path) -> None:
-    """Move a file to ``path`` unless there is one already, also one of a process beside this one.
-
-    Where the file system has no hard links, two processes at the same moment may both move.
-
-    Raises:
-        OSError: the file cannot be moved.
-    """
-    try:
-        os.link(fresh, path)
-    except OSError as error:
-        if error.errno in NO_LINKS and not path.exists():
-            os.replace(fresh, path)
-        elif not path.exists():
-            raise
-    fresh.unlink(missing_ok=True)
 
 
 def _text(session: Session) -> bytes:

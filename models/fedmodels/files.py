@@ -35,6 +35,8 @@ _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 """What systems say where another process has a lock."""
 Stamp = tuple[int, int, int]
 """Inode, size and time of a file."""
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
+"""Errors of a link on a file system without hard links, such as that of a memory card."""
 LEFTOVER = ".*.tmp"
 """Glob pattern of what a crash in the middle of :func:`replacing` leaves."""
 
@@ -173,6 +175,33 @@ def write_atomically(path: Path, text: str, *, sync: bool = False, private: bool
     """Write a small text file whole or not at all, as :func:`replacing` says."""
     with replacing(path, sync=sync, private=private) as temporary:
         temporary.write_text(text, "utf-8")
+
+
+def write_once(path: Path, content: bytes, *, private: bool = False) -> bool:
+    """Write a file whole and safely on the disk, unless there is one; tell whether it was written.
+
+    Of processes that do so at a time, one writes. Where the file system has no hard links, two at
+    the same moment may both write.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with replacing(fresh, sync=True, private=private) as temporary:
+            temporary.write_bytes(content)
+        try:
+            os.link(fresh, path)
+        except OSError as error:
+            if path.exists():
+                return False
+            if error.errno not in NO_LINKS:
+                raise
+            os.replace(fresh, path)
+        sync_path(path.parent)
+    finally:
+        fresh.unlink(missing_ok=True)
+    return True
 
 
 def write_new(path: Path, content: bytes, mode: int = 0o666) -> None:

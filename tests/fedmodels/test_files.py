@@ -15,6 +15,7 @@ from fedmodels.files import (
     replacing,
     why_file_is_no_good,
     write_atomically,
+    write_once,
 )
 
 
@@ -159,3 +160,21 @@ def test_what_lies_below_a_directory(path, root, lies, tmp_path, monkeypatch):
         Path(link).symlink_to(tmp_path / to)
     for start in ("", str(tmp_path)):
         assert lies_below(start / Path(path), start / Path(root)) is lies
+
+
+def test_of_those_who_write_a_file_once_the_first_one_does(tmp_path):
+    path = tmp_path / "note"
+    assert write_once(path, b"one\n", private=True)
+    assert not write_once(path, b"two\n")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("one\n", 0o600)
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_a_file_is_written_once_without_hard_links_too(tmp_path, monkeypatch):
+    def none(*_):
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(os, "link", none)
+    assert write_once(tmp_path / "note", b"one\n")
+    assert not write_once(tmp_path / "note", b"two\n")
+    assert (tmp_path / "note").read_text() == "one\n"

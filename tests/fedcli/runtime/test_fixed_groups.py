@@ -319,14 +319,14 @@ def test_methods_with_numbers_of_their_own_beside_weights_do_not_go_with_masks(n
 def test_of_two_processes_that_note_a_group_at_a_time_one_is_first(tmp_path, monkeypatch):
     """Both found no note, and each opened a sum over clients of its own."""
     one, other = (FixedGroup(tmp_path / "note.json", group) for group in (IDS, FEWER))
-    write, is_first = fixed_group.write_private, [True]
+    write, is_first = fixed_group.write_once, [True]
 
-    def meanwhile(path, data):
-        write(path, data)
+    def meanwhile(path, text, **how):
         if is_first and is_first.pop():
             other.note(dict.fromkeys(FEWER, b"key"), "another run")
+        return write(path, text, **how)
 
-    monkeypatch.setattr(fixed_group, "write_private", meanwhile)
+    monkeypatch.setattr(fixed_group, "write_once", meanwhile)
     with refused("this client has opened sums over 2, 3, 5 before"):
         one.note(dict.fromkeys(IDS, b"key"), "a run")
     assert one._noted().keys() == {*FEWER}
