@@ -20,8 +20,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.errors import ArchiveError, DataError, reason_of
-from fedmodels.files import LEFTOVER, linked, locked, read_regular, sync_path, write_atomically
+from fedmodels.files import LEFTOVER, locked, read_regular, sync_path, write_atomically
 from fedmodels.nets.trained import KEY, ModelFacts
+from fedmodels.tensors import stored
 from fedmodels.tensors.archive import LIVE, load, save
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.times import ASK_AGAIN_S, LOCK_S
@@ -87,9 +88,9 @@ class Deployed:
             was = self.status()
             if was.held or self.digest() != before:
                 return False
-            save(candidate, weights, header, fsync=True)
-            if before and not linked(self.current, self.previous):  # a file system without links
-                save(self.previous, *load(self.current), fsync=True)
+            if before:
+                stored.give_name(self.current, self.previous)
+            save(candidate, weights, header, fsync=True, noted=CURRENT)
             candidate.replace(self.current)
             sync_path(self.folder)
             self._note(was, line, went_live=was.went_live + 1)
@@ -120,6 +121,7 @@ class Deployed:
                 raise DataError(f"{self.folder} holds no live model to roll back from")
             if not self.previous.is_file() or digest_in(self.previous) == self.digest():
                 raise DataError(f"{self.folder} holds no model from before the live one")
+            load(self.previous)
             back, was = moment_of(self.previous), self.status()
             try:
                 now = f"that of {moment_of(self.current)}"
@@ -128,6 +130,7 @@ class Deployed:
             line = f"rolled back to the model of {back}, from {now}"
             # Held first: a client that goes on must not replace what was rolled back to.
             self._note(was, line, held=True, rollbacks=was.rollbacks + 1)
+            stored.note_as(self.current, self.previous)
             self.previous.replace(self.current)
             sync_path(self.folder)
         return line

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcli.runtime.sessions import write_private
-from fedmodels.errors import ArchiveError, ArchiveNotRead
-from fedmodels.files import linked, locked, sync_path
+from fedmodels.errors import ArchiveError, ArchiveNotRead, ArchiveNotWritten, ArchiveReplaced
+from fedmodels.files import locked, sync_path
+from fedmodels.tensors import stored
 from fedmodels.tensors.archive import PERSONAL, load, save
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 
@@ -96,18 +97,24 @@ class StateDirectory:
 
         Raises:
             ArchiveNotRead: a state cannot be read now.
+            ArchiveReplaced: another state is in place of one that was stored.
         """
         for pattern in ("*.tmp", ".*.safetensors.*"):  # also hidden ones
             for leftover in self.path.glob(pattern):
                 leftover.unlink()
+        is_noted = stored.has_note(self.path)
         for version in self.versions():
             path = self.path / _NAME.format(version)
             try:
                 load(path)
-            except ArchiveNotRead:  # it may be whole
+            except (ArchiveNotRead, ArchiveReplaced):  # it may be whole, and is whole
                 raise
             except ArchiveError as error:
                 log.warning("%s; it is dropped", error)
+                path.unlink()
+                continue
+            if is_noted and not stored.noted(path):  # its line did not survive a power loss
+                log.warning("%s was never noted as stored; it is dropped", path)
                 path.unlink()
 
     # --- secret -----------------------------------------------------------------------------------
@@ -180,7 +187,8 @@ class StateDirectory:
         if self.classes is not None:
             facts[CLASSES] = str(self.classes)
         written = self._written(interaction)
-        save(self.path / _NAME.format(interaction), state, facts)
+        name = _NAME.format(interaction)
+        save(self.path / name, state, facts, noted=name)
         self._cached, self._classes = (interaction, state), (interaction, self.classes)
         with self._syncing_one:
             self._newest = interaction
@@ -233,7 +241,8 @@ class StateDirectory:
         for number, path in self._numbered("scored").items():
             if number < base:
                 path.unlink(missing_ok=True)
-        save(self.path / _SCORED.format(interaction), weights, description, fsync=True)
+        name = _SCORED.format(interaction)
+        save(self.path / name, weights, description, fsync=True, noted=name)
 
     def scored(self, interaction: int) -> tuple[Bundle, Mapping[str, str], Path] | None:
         """Return the model scored after an interaction, what it is, and its file, if there is one.
@@ -252,8 +261,13 @@ class StateDirectory:
         Nobody asks for it again once the run is over. A file that holds both already gets another
         name, and nothing is written.
         """
-        if same_as is None or not linked(same_as, self.path / PERSONAL):
-            save(self.path / PERSONAL, weights, description, fsync=True)
+        place = self.path / PERSONAL
+        if same_as is None:
+            return save(place, weights, description, fsync=True, noted=PERSONAL)
+        try:
+            stored.give_name(same_as, place)
+        except OSError as error:
+            raise ArchiveNotWritten(f"cannot write {place}: {error.strerror}") from None
 
     def _sync_state(self, version: int, written: object) -> None:
         """Make a state safe; it counts unless the run went back, or it was written again since."""
@@ -267,7 +281,7 @@ class StateDirectory:
 
     def _sync(self, path: Path) -> bool:
         try:
-            for place in (path, self.path):
+            for place in (path.with_name(stored.NOTE), path, self.path):
                 sync_path(place)
         except FileNotFoundError:
             return False

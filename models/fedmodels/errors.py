@@ -84,6 +84,10 @@ class ArchiveNotRead(ArchiveError):
     """A file of a run cannot be read now, and may be whole: rights or memory are missing, say."""
 
 
+class ArchiveReplaced(ArchiveError):
+    """A file is whole, and is not the one that was stored under its name."""
+
+
 class PayloadError(FedtideError):
     """A message does not hold what the method, the net and the problem say it must."""
 

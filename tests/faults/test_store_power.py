@@ -15,8 +15,10 @@ from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.sessions import Session, SessionFile
 from fedcli.runtime.state import StateDirectory
 from fedmodels.nets.trained import TrainedModel
+from fedmodels.tensors import stored
 from fedmodels.tensors.archive import PERSONAL, load
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.stored import NOTE
 from fedmodels.training.contexts import ServerState
 from fedsrv.state.store import Store
 from fedsrv.state.verification import verified
@@ -121,7 +123,7 @@ def test_a_personal_model_is_there_when_the_run_is_over(out):
     for client in ("0", "1"):
         lose(out / client)
         assert torch.equal(load(out / client / PERSONAL)[0].weights["w"], torch.ones(2))
-    assert [path.name for path in (out / "1").iterdir()] == [PERSONAL]
+    assert {path.name for path in (out / "1").iterdir()} == {PERSONAL, NOTE}
 
 
 @pytest.mark.parametrize("change", ["go live", "roll back"])
@@ -134,7 +136,8 @@ def test_a_live_model_is_whole_whenever_the_power_fails(out, cut, change, monkey
         put_live(place, 1)
         with monkeypatch.context() as patched, suppress(Killed):
             if cut:
-                patched.setattr(Path if cut == "replace" else deployed, cut, dies)
+                owner = {"replace": Path, "linked": stored}.get(cut, deployed)
+                patched.setattr(owner, cut, dies)
             put_live(place, 2) if change == "go live" else place.roll_back()
         lose(place.folder, rng=random.Random(seed))
         expected = {"go live": {1, 2}, "roll back": {0, 1}}[change] if cut else {2, 0}

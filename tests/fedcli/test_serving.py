@@ -40,11 +40,13 @@ from fedcli.serving.live_model import LiveModel, NoModelYet
 from fedcli.serving.model_server import ModelServer
 from fedcli.serving.watching import WatchedFolder
 from fedmodels import http_server
-from fedmodels.errors import ArchiveError, DataError
+from fedmodels.errors import ArchiveError, ArchiveReplaced, DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
+from fedmodels.tensors import stored
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedsrv.events import EventLog
 from tests.conftest import records_of
+from tests.fedmodels.tensors.test_stored import negate
 
 TINY: dict[str, Any] = {
     "seed": 3,
@@ -77,6 +79,31 @@ def place(tmp_path: Path) -> Deployed:
     """Return the folder of client 7, with no model yet."""
     (tmp_path / "states/7").mkdir(parents=True)
     return Deployed(tmp_path / "states/7")
+
+
+def test_a_live_model_replaced_by_its_negative_is_refused(place: Deployed, tmp_path: Path) -> None:
+    put_live(place, 1)
+    put_live(place, 2)
+    model = LiveModel.of(tmp_path / "states", 7)
+    model.now()
+    negate(place.current)
+    with pytest.raises(ArchiveReplaced, match="is not what was stored there"):
+        LiveModel.of(tmp_path / "states", 7).now()
+    with pytest.raises(SystemExit) as ended:
+        main(["predict", "--run", str(tmp_path / "states"), "--client", "7", "x.npy"])
+    assert ended.value.code == 1
+    assert model.now().model.facts.round == 2, "it goes on with what it read"
+    assert "rolled back to the model of round 2" in place.roll_back()
+    assert LiveModel.of(tmp_path / "states", 7).now().model.facts.round == 1
+
+
+def test_no_roll_back_to_a_model_that_was_replaced(place: Deployed) -> None:
+    put_live(place, 1)
+    put_live(place, 2)
+    negate(place.previous)
+    with pytest.raises(ArchiveReplaced):
+        place.roll_back()
+    assert not place.status().held
 
 
 def round_of(file: Path) -> int:
@@ -129,7 +156,7 @@ def test_a_kill_between_any_two_steps_leaves_a_good_model(place, step, after, ch
     """And the change can be made again."""
     put_live(place, 0)
     put_live(place, 1)
-    owner = Path if step == "replace" else deployed_module
+    owner = {"replace": Path, "linked": stored}.get(step, deployed_module)
     original = getattr(owner, step)
 
     def dies(*args: Any, **more: Any) -> Any:

@@ -31,8 +31,9 @@ from fedmodels.errors import (
     PayloadError,
     reason_of,
 )
-from fedmodels.files import replacing
+from fedmodels.files import replacing, sha256_of
 from fedmodels.printable import printable
+from fedmodels.tensors import stored
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
 from fedmodels.tensors.packed_weights import PackedWeights
 
@@ -50,7 +51,12 @@ _UNUSABLE = (
 
 
 def save(
-    path: str | os.PathLike[str], bundle: Bundle, header: Mapping[str, Any], *, fsync: bool = False
+    path: str | os.PathLike[str],
+    bundle: Bundle,
+    header: Mapping[str, Any],
+    *,
+    fsync: bool = False,
+    noted: str = "",
 ) -> None:
     """Write a bundle and its header to ``path``, atomically.
 
@@ -59,11 +65,13 @@ def save(
         bundle: tensors of any dtype that may travel.
         header: a small header of JSON values.
         fsync: wait until the file and its name would survive a power loss.
+        noted: the name under which the file's digest is noted beside it
+            (:mod:`fedmodels.tensors.stored`); empty for none.
 
     Raises:
         ArchiveError: the header is no JSON, a dtype may not travel, or the file cannot be written.
     """
-    save_named(path, {"": bundle}, header, fsync=fsync)
+    save_named(path, {"": bundle}, header, fsync=fsync, noted=noted)
 
 
 def save_named(
@@ -72,6 +80,7 @@ def save_named(
     header: Mapping[str, Any],
     *,
     fsync: bool = False,
+    noted: str = "",
 ) -> None:
     """Write several bundles to one file; as :func:`save`, with names that hold no colon."""
     target = Path(path)
@@ -89,6 +98,8 @@ def save_named(
     try:
         with replacing(target, sync=fsync, private=True) as temporary:
             serialize_file({key: spec for key, (spec, _) in entries.items()}, temporary, metadata)
+            if noted:
+                stored.note(target.with_name(noted), sha256_of(temporary), sync=fsync)
     except (OSError, SafetensorError) as error:
         # The system's words, without the temporary file that they name.
         why = (isinstance(error, OSError) and error.strerror) or _line(error)
@@ -100,13 +111,15 @@ def load(path: str | os.PathLike[str], *, verify: bool = True) -> tuple[Bundle, 
 
     Args:
         path: a file that :func:`save` wrote.
-        verify: compare the checksum of all tensors, which reads the file once; with ``False``
-            tensors are paged in when they are used.
+        verify: compare the checksum of all tensors, which reads the file once, and the digest
+            that is noted beside it, if one is; with ``False`` tensors are paged in when they are
+            used.
 
     Returns:
         The bundle, on memory-mapped tensors, and the header.
 
     Raises:
+        ArchiveReplaced: it is not the file that was stored under its name.
         ArchiveError: the file is missing, damaged, or no archive.
     """
     bundles, header = load_named(path, verify=verify)
@@ -141,7 +154,17 @@ def load_named(
         raise ArchiveError(f"{source} has format {kind}; this version reads format {FORMAT}")
     if verify and facts["crc32"] != _checksum({k: tensor_bytes(t) for k, t in tensors.items()}):
         raise ArchiveError(f"{source} is damaged: its checksum does not match")
+    if verify:
+        _check_stored(source)
     return bundles, facts["header"]
+
+
+def _check_stored(source: Path) -> None:
+    """Hold a file against what is noted beside it."""
+    try:
+        stored.check(source)
+    except OSError as error:
+        raise ArchiveNotRead(f"{source} cannot be read: {printable(reason_of(error))}") from None
 
 
 def header_in(path: str | os.PathLike[str]) -> dict[str, Any]:

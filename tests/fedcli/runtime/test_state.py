@@ -10,11 +10,13 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.state import _SYNCER, StateDirectory
 from fedcli.runtime.worker import Worker
-from fedmodels.errors import ArchiveError, ArchiveNotRead
+from fedmodels.errors import ArchiveError, ArchiveNotRead, ArchiveReplaced
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.tensors.stored import NOTE, noted
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import context_of, payload_of, tiny_experiment
+from tests.fedmodels.tensors.test_stored import negate
 
 INITIAL = Bundle(weights={"w": torch.zeros(2)})
 
@@ -45,6 +47,48 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ArchiveError, match="state directory"):
         StateDirectory(tmp_path / "file" / "0")
+
+
+def test_a_state_replaced_by_its_negative_is_refused_when_it_is_opened_and_loaded(tmp_path):
+    states = saved(tmp_path, 0, 1)
+    negate(tmp_path / "state-00000000.safetensors")
+    with pytest.raises(ArchiveReplaced, match="is not what was stored there"):
+        states.load(0, INITIAL)
+    with pytest.raises(ArchiveReplaced, match="put back the file"):
+        StateDirectory(tmp_path)
+
+
+def test_a_state_that_was_copied_in_is_dropped(tmp_path, caplog):
+    """As one whose line a power loss took: it is no state that counts."""
+    saved(tmp_path, 0)
+    saved(tmp_path / "other", 5)
+    name = "state-00000005.safetensors"
+    (tmp_path / "other" / name).rename(tmp_path / name)
+    assert StateDirectory(tmp_path).versions() == [0]
+    assert "was never noted as stored; it is dropped" in caplog.text
+
+
+def test_states_of_an_earlier_version_are_taken_and_noted_by_the_first_save(tmp_path):
+    saved(tmp_path, 0, 1)
+    (tmp_path / NOTE).unlink()
+    states = StateDirectory(tmp_path)
+    assert value_of(states.load(1, INITIAL)) == 1
+    states.save(2, private(2))
+    assert [len(noted(tmp_path / f"state-0000000{n}.safetensors")) for n in range(3)] == [1] * 3
+
+
+def test_a_model_that_was_kept_or_is_the_last_one_is_noted(tmp_path):
+    states = StateDirectory(tmp_path)
+    states.keep_scored(3, 2, private(3), {})
+    _, _, place = states.scored(3)
+    states.save_personal(private(3), {}, place)
+    negate(tmp_path / "personal.safetensors")
+    with pytest.raises(ArchiveReplaced):
+        load(tmp_path / "personal.safetensors")
+    load(place)
+    negate(place)
+    with pytest.raises(ArchiveReplaced):
+        states.scored(3)
 
 
 # --- private states -------------------------------------------------------------------------------
@@ -222,7 +266,7 @@ def test_states_below_a_path_that_is_no_utf8_are_not_dropped(tmp_path):
     (tmp_path / "old").rename(latin)
     with pytest.raises(ArchiveNotRead, match="its path is not UTF-8"):
         StateDirectory(latin)
-    assert [p.name for p in latin.iterdir()] == ["state-00000000.safetensors"]
+    assert {p.name for p in latin.iterdir()} == {"state-00000000.safetensors", NOTE}
 
 
 def test_files_of_other_names_are_left_alone(tmp_path):
@@ -242,7 +286,7 @@ def test_what_a_crash_left_is_removed(tmp_path):
     for name in ("session.json.tmp", ".state-00000001.safetensors.a8_x", ".personal.safetensors.q"):
         (tmp_path / name).write_bytes(b"half")
     StateDirectory(tmp_path)
-    assert [p.name for p in tmp_path.iterdir()] == ["state-00000000.safetensors"]
+    assert {p.name for p in tmp_path.iterdir()} == {"state-00000000.safetensors", NOTE}
 
 
 def test_personal_model(tmp_path):
