@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -42,8 +43,8 @@ class Brought(Protocol):
 class CountsScores(Protocol):
     """What a site counts scored models with."""
 
-    def takes(self, name: str, what: str) -> bool:
-        """Count a score by its name; False where there were enough."""
+    def takes(self, name: str, what: str, states: Path) -> bool:
+        """Count a score of a client by its name; False where there were enough."""
         ...
 
 
@@ -130,7 +131,7 @@ class Client:
 
         release = release_of_score(ctx, payload, state, sets, beside_score(order))
         what = f"client {self.client}, round {order.round + 1}, {ctx.view or 'a model'}"
-        return counted.takes(release.name(self.states.secret()), what)
+        return counted.takes(release.name(self.states.secret()), what, self.states.path)
 
     @cached_property
     def hides(self) -> bool:

@@ -32,17 +32,17 @@ class ClientPrivacy(ClientPart):
     def begins(self, half: Training) -> None:
         """Check that a training keeps within the site's floor."""
         if self._floor is not None:
-            self._floor.check(self._charge(half))
+            self._floor.check(self._charge(half), self.client.states.path)
 
     def charges(self, half: Training) -> None:
         """Charge a training in the site's ledger."""
         if self._floor is not None:
-            self._floor.note(self._charge(half, half.made))
+            self._floor.note(self._charge(half, half.made), self.client.states.path)
 
     def fails(self, half: Training) -> None:
         """Charge a training that failed, as whether it does may be asked with any payload."""
         if self._floor is not None:
-            self._floor.note(self._charge(half, FAILED))
+            self._floor.note(self._charge(half, FAILED), self.client.states.path)
 
     def tries(self, order: rpc.Order) -> None:
         """Refuse a training for a score alone where the site counts."""

@@ -10,6 +10,7 @@ from typing import Any
 from fedcli.gate.gate import NOISED
 from fedcli.parts.privacy import FAILED, coarse
 from fedcli.parts.privacy.floor import FloorLedger
+from fedcli.parts.privacy.ledger_marks import LedgerMark
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedmodels.errors import ArchiveError, OrderDeclined, PayloadError
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
@@ -84,6 +85,7 @@ class Spending:
         """
         self.client, self.path, self._floor = client, directory / NAME, floor
         self._ledger: PrivacyLedger | None = None
+        self._mark = LedgerMark(directory, "run", "trainings")
 
     def check(self, order: rpc.Order, hidden: HiddenExamples, cut: str) -> None:
         """Check that a training keeps within the run's epsilon.
@@ -100,7 +102,7 @@ class Spending:
                 f"{error}, which is [privacy] epsilon (client {self.client}, task {order.task})"
             ) from None
         if self._floor is not None:
-            self._floor.check(charge)
+            self._floor.check(charge, self.path.parent)
 
     def note(
         self, order: rpc.Order, hidden: HiddenExamples, cut: str, made: str
@@ -116,8 +118,9 @@ class Spending:
         charge, privacy = charge_of(self.client, order, hidden, cut, made), hidden.privacy
         ledger = self._opened(order)
         if self._floor is not None:
-            self._floor.note(charge)
+            self._floor.note(charge, self.path.parent)
         ledger.note(charge, privacy.epsilon, privacy.chance)
+        self._mark.set(ledger)
         return {
             "epsilon": ledger.epsilon(privacy.chance),
             "epsilon_next": ledger.epsilon(privacy.chance, charge),
@@ -130,7 +133,9 @@ class Spending:
                     f"{self.path} is gone: what client {self.client} has spent of its examples' "
                     "privacy cannot be told; put a copy of it back"
                 )
-            self._ledger = PrivacyLedger(self.path, "example")
+            ledger = PrivacyLedger(self.path, "example")
+            self._mark.check(ledger)
+            self._ledger = ledger
         return self._ledger
 
     def close(self) -> None:

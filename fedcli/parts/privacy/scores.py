@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedcli.parts.privacy.ledger_marks import LedgerMark
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.privacy import LEDGER
 from fedmodels.privacy.ledger_file import LedgerFile
@@ -29,21 +30,27 @@ class ScoreLedger:
         self.most, self.path = most, path
         self._file: LedgerFile | None = None
         self._is_said = False
+        self._marks: dict[Path, LedgerMark] = {}
 
     def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
         """Look at a run that the site's rules allow."""
 
-    def takes(self, name: str, what: str) -> bool:
+    def takes(self, name: str, what: str, states: Path) -> bool:
         """Count a score before it is made, by its name; False where there were enough.
 
+        ``states`` is the state directory of its client.
+
         Raises:
-            ArchiveError: the file cannot be used.
+            ArchiveError: the file cannot be used, or was put back.
         """
         if self.most == 0:
             return self._refuses(what)
         if self._file is None:
             self._file = LedgerFile(self.path, _TABLES)
+        mark = self._marks.setdefault(states, LedgerMark(states, "site, scores", "scores"))
+        mark.check(self._file)
         if self._file.adds("scores", (name, what, int(time.time())), self.most):
+            mark.set(self._file)
             return True
         return self._refuses(what)
 

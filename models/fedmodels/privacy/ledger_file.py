@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,10 @@ class LedgerFile:
             ArchiveError: it is damaged or cannot be used.
         """
         self.path = path
+        self._heads: dict[str, list[str]] = {}
+        """By table: the digest of the first n rows at n."""
+        self._last: dict[str, int] = {}
+        """By table: the last row that counts in these."""
         with self._told():
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -69,6 +74,24 @@ class LedgerFile:
             with contextlib.suppress(sqlite3.Error):
                 self._db.execute("ROLLBACK")
             raise
+
+    def head(self, table: str, rows: int | None = None) -> tuple[int, str]:
+        """Return how many rows a table has, and a digest of them; rows are only added.
+
+        With ``rows``, of so many of the first ones, or of all where there are fewer.
+
+        Raises:
+            ArchiveError: the file is damaged.
+        """
+        with self._told():
+            heads = self._heads.setdefault(table, [""])
+            query = f"SELECT rowid, * FROM {table} WHERE rowid > ? ORDER BY rowid"
+            for number, *row in self._db.execute(query, (self._last.get(table, 0),)):
+                text = repr([heads[-1], *row]).encode()
+                heads.append(hashlib.sha256(text).hexdigest())
+                self._last[table] = number
+        at = len(heads) - 1 if rows is None else min(rows, len(heads) - 1)
+        return at, heads[at]
 
     def adds(self, table: str, row: tuple[str | int, ...], most: int) -> bool:
         """Add a row unless it is there, by its first column; False if there are ``most`` others.

@@ -36,10 +36,14 @@ def order_of(**fields: Any) -> rpc.Order:
     return rpc.Order(**{**given, **fields})
 
 
-def asked(worker: Worker, moved: float = 0.0, **fields: Any) -> rpc.Report:
+def worker_payload(worker: Worker, moved: float = 0.0) -> Bundle:
     weights = {k: w + moved for k, w in worker.run.initial_weights.items()}
     names = [k.removeprefix("weights/") for k in worker.set_up.payload_spec["common"].required]
-    found = worker.execute(order_of(**fields), Bundle({name: weights[name] for name in names}))
+    return Bundle({name: weights[name] for name in names})
+
+
+def asked(worker: Worker, moved: float = 0.0, **fields: Any) -> rpc.Report:
+    found = worker.execute(order_of(**fields), worker_payload(worker, moved))
     assert found is not None
     assert not found.failure
     return found.report
@@ -152,3 +156,14 @@ def test_a_run_that_scores_models_is_refused_where_a_site_allows_none(tables, wh
         rules.joined(experiment, "run", [0])
     Rules.of(scores="3").joined(experiment, "run", [0])
     Rules.of(scores="none").joined(tiny_experiment(evaluate={"views": []}), "run", [0])
+
+
+def test_a_count_that_was_deleted_does_not_begin_anew(digits, tmp_path):
+    states = tmp_path / "states"
+    assert asked(worker_of(digits, states, 3)).counts
+    (tmp_path / "site.db").unlink()
+    worker = worker_of(digits, states, 3)
+    found = worker.execute(order_of(), worker_payload(worker))
+    assert found is not None
+    assert found.reason == rpc.FAILURE_REASON_STORAGE
+    assert "holds 0 rows, and held 1 by" in found.failure

@@ -12,9 +12,10 @@ import torch
 
 from fedcli.gate.privacy_floor import PrivacyFloor
 from fedcli.parts.privacy.floor import FloorLedger
+from fedcli.parts.privacy.ledger_marks import MARKS, LedgerMark
 from fedcli.runtime.worker import Result, Worker
 from fedcli.runtime.workers import Workers
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
 from fedmodels.tensors.bundle import Bundle, Problem
@@ -99,7 +100,7 @@ def test_runs_that_offer_as_much_are_taken():
 
 
 def worker_of(digits: Path, states: Path, experiment: Any, text: str, ledger: Path) -> Worker:
-    floor = FloorLedger(PrivacyFloor.of(text), ledger)
+    floor = FloorLedger(PrivacyFloor.of(text), ledger, states)
     workers = Workers([0], digits, states, torch.device("cpu"), {"floor": floor})
     workers.begin(experiment)
     return workers.of(0)
@@ -221,3 +222,90 @@ def test_nobody_trains_for_a_score_where_a_site_counts(level, privacy, digits, t
     assert found is not None
     assert found.reason == rpc.FAILURE_REASON_REFUSED
     assert not found.report.counts
+
+
+# --- a ledger that was deleted or copied back -----------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["deleted", "copied back"])
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_a_ledger_that_lacks_rows_is_refused(digits, tmp_path, level, change):
+    """At the join, in one line that says what to do; and so by one that trains all the same."""
+    ledger, privacy = tmp_path / "site.db", {"client": NOISY, "example": HIDING}[level]
+    text = f"level={level},epsilon=99,delta=1e-3"
+    first = worker_of(digits, tmp_path / "a", run_of(**privacy), text, ledger)
+    assert trained(first, 0).failure == ""
+    older = ledger.read_bytes()
+    assert trained(first, 1).failure == ""
+    assert charged(ledger) == 2
+    ledger.unlink() if change == "deleted" else ledger.write_bytes(older)
+    held = 0 if change == "deleted" else 1
+    again = worker_of(digits, tmp_path / "a", run_of(**privacy), text, ledger)
+    line = (
+        rf"site\.db holds {held} rows, and held 2 by .*ledgers\.json: .* put the newest copy back"
+    )
+    with pytest.raises(ArchiveError, match=line) as refused:
+        again.brought["floor"].joined(run_of(**privacy), "run", [0])
+    assert "\n" not in str(refused.value)
+    assert trained(again, 2).reason == rpc.FAILURE_REASON_STORAGE
+    assert charged(ledger) == held
+    (tmp_path / "a" / "0" / MARKS).unlink()  # its owner takes that
+    assert trained(again, 2).failure == ""
+
+
+def test_a_ledger_with_other_rows_is_refused(digits, tmp_path):
+    ledger, text = tmp_path / "site.db", "level=client,epsilon=99,delta=1e-3"
+    assert (
+        trained(worker_of(digits, tmp_path / "a", run_of(**NOISY), text, ledger), 0).failure == ""
+    )
+    with closing(sqlite3.connect(ledger)) as db:
+        db.execute("UPDATE trainings SET releases = '[[40.0, 1, 1.0]]'")
+        db.commit()
+    again = worker_of(digits, tmp_path / "a", run_of(**NOISY), text, ledger)
+    with pytest.raises(ArchiveError, match="holds other rows"):
+        again.brought["floor"].joined(run_of(**NOISY), "run", [0])
+
+
+def test_a_kill_between_the_ledger_and_its_mark_goes_on(digits, tmp_path, monkeypatch):
+    """And another run of the site may have added rows."""
+    ledger, text = tmp_path / "site.db", "level=client,epsilon=99,delta=1e-3"
+
+    class Killed(BaseException):
+        pass
+
+    def dies(*_: Any) -> None:
+        raise Killed
+
+    for interaction in range(2):  # the first mark, and a later one
+        worker = worker_of(digits, tmp_path / "a", run_of(**NOISY), text, ledger)
+        with monkeypatch.context() as patched:
+            patched.setattr(LedgerMark, "set", dies)
+            with pytest.raises(Killed):
+                trained(worker, interaction)
+        assert charged(ledger) == 2 * interaction + 1
+        worker = worker_of(digits, tmp_path / "a", run_of(**NOISY), text, ledger)
+        worker.brought["floor"].joined(run_of(**NOISY), "run", [0])
+        assert trained(worker, interaction).failure == ""
+        assert charged(ledger) == 2 * interaction + 1
+        other = worker_of(digits, tmp_path / "b", run_of(**NOISY), text, ledger)
+        assert trained(other, interaction).failure == ""
+    assert charged(ledger) == 4
+
+
+def test_a_run_s_own_ledger_that_was_copied_back_is_refused(digits, tmp_path):
+    """Without a floor: what the client counts for the run lies beside its state."""
+
+    def worker() -> Worker:
+        workers = Workers([0], digits, tmp_path, torch.device("cpu"))
+        workers.begin(run_of(**HIDING))
+        return workers.of(0)
+
+    first, ledger = worker(), tmp_path / "0" / "privacy.db"
+    assert trained(first, 0).failure == ""
+    older = ledger.read_bytes()
+    assert trained(first, 1).failure == ""
+    first.close()
+    ledger.write_bytes(older)
+    refused = trained(worker(), 2)
+    assert refused.reason == rpc.FAILURE_REASON_STORAGE
+    assert "holds 1 rows, and held 2 by" in refused.failure
