@@ -58,6 +58,7 @@ __all__ = [
 ]
 
 guarded.checked = True
+os.environ[guarded.VARIABLE] = "1"  # in the processes that tests start too
 
 # Every process of pytest, and every one that a test starts, would compile the project anew.
 sys.dont_write_bytecode = False

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
-checked = False
-"""Whether each access is checked, as it is in tests."""
+VARIABLE = "FEDTIDE_GUARDED"
+"""Of the environment; tests set it, and what they start inherits it."""
+checked = bool(os.environ.get(VARIABLE))
+"""Whether each access is checked."""
 
 
 class Guarded(Generic[T]):

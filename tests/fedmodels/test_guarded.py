@@ -1,11 +1,14 @@
 """A value that threads share: whoever touches it without its lock is told so."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
 
 from fedmodels import guarded
 from fedmodels.guarded import Guarded
+from tests.integration.harness import environment
 
 
 class Counter:
@@ -49,3 +52,12 @@ def test_outside_of_tests_nothing_is_checked(monkeypatch):
     counter = Counter(threading.RLock())
     counter.count += 1
     assert counter.count == 1
+
+
+def test_processes_that_tests_start_check_as_tests_do():
+    code = "from fedmodels import guarded; print(guarded.checked)"
+    for more, said in (({}, "True"), ({guarded.VARIABLE: ""}, "False")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=environment(**more), capture_output=True, text=True
+        )
+        assert done.stdout.strip() == said, done.stderr
