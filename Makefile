@@ -24,6 +24,7 @@ KILLS ?= 300
 AT_ONCE ?= $(shell n=$$(nproc); echo $$((n < 12 ? n : 12)))
 SEED ?= 0
 METHODS ?=
+ORDERS ?=
 INPUTS ?= 100000
 SETS ?= avx2 sse
 VERSION ?=
@@ -137,8 +138,8 @@ coverage: $(STAMP)  ## run all tests and say which lines none of them reaches
 	$(PYTHON) -m pip install --quiet pytest-cov
 	$(PYTEST_SPLIT) -m "not gpu" $(addprefix --cov=,fedtide fedsrv fedcli fedmodels fedpb) --cov-report=term:skip-covered
 
-soak: $(STAMP)  ## kill runs of every method KILLS=300 times, and compare (SEED=0 METHODS="fedavg ditto")
-	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS)
+soak: $(STAMP)  ## strike runs of every method until KILLS=300, and compare (SEED=0 METHODS="fedavg ditto" ORDERS="open relayed")
+	$(PYTHON) -m tests.faults.soak --kills $(KILLS) --seed $(SEED) --methods $(METHODS) $(if $(ORDERS),--orders $(ORDERS))
 
 fuzz: $(STAMP)  ## fuzz for a while: every lie of a client, then INPUTS=100000 for each target
 	$(PYTHON) -m pip install --quiet --editable '.[dev,fuzz]'

@@ -53,6 +53,12 @@ class Setting:
     """Whether the clients of a process train together, and bring their results together."""
     lenient: bool = False
     """Whether two clients suffice, once others are late or dead."""
+    strict: bool = False
+    """Whether every commit is synced before it counts."""
+    open: bool = False
+    """Whether each client goes from task to task by itself, until all are learned."""
+    secure: bool = False
+    """Whether the coordinator learns sums of uploads only."""
 
     def __str__(self) -> str:
         """Return it in a few words."""
@@ -62,6 +68,9 @@ class Setting:
             "relayed" * self.relayed,
             "together" * self.together,
             "lenient" * self.lenient,
+            "strict" * self.strict,
+            "open" * self.open,
+            "secure" * self.secure,
         )
         return " ".join(filter(None, (self.method, *kinds)))
 
@@ -155,7 +164,25 @@ def experiment(setting: Setting, follows: Path | None = None) -> Experiment:
         tables["schedule"] |= {"order": "asynchronous", "rounds": 3, "buffer": buffer}
     if follows is not None:
         tables["schedule"]["arrivals"] = str(follows)
+    if setting.strict:
+        tables["server"]["durability"] = "strict"
+    if setting.open:
+        tables["schedule"] |= {"open": True, "order": "tasks_outer"}
+        tables["server"]["min_clients"] = tables["schedule"]["clients"]
+        tables["trigger"] = {"close_after_s": 0}
+    if setting.secure:
+        tables["privacy"] = {"secure_sum": {"trust": "coordinator"}}
     return experiment_of(tables)
+
+
+@cache
+def may_be(setting: Setting) -> bool:
+    """Tell whether a run of a setting can be configured: not every method is for every order."""
+    try:
+        experiment(setting)
+    except ConfigError:
+        return False
+    return True
 
 
 def may_be_asynchronous(name: str) -> bool:

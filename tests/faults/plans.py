@@ -9,6 +9,10 @@ from typing import Any
 
 COORDINATOR, LAUNCHER, HOSTS, RELAY = "coordinator", "launcher", "hosts", "relay"
 MACHINE, CLIENT = "machine", "client"
+COMMIT_S = 3.0
+"""How long a lost answer waits for a commit: it may be the last one's."""
+SHORT_S, LONG_S = 0.2, 2.0
+"""How long processes stand still: no lease ends meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,13 @@ class Fault:
     mercy: bool = True
     """Whether a loss of power may spare what was not synced; else all of it is gone."""
     then: str = ""
-    """``lose``: the answer to a call never comes."""
-    waits_for_commit: bool = False
-    """Whether it holds until the coordinator committed what was pushed."""
+    """``lose``: the answer to a call never comes. ``stop``: nothing but that somebody stops."""
+    stops: tuple[str, ...] = ()
+    """The roles whose processes stand still."""
+    waits_for: tuple[str, ...] = ()
+    """A role and its points: the thread that came to the fault holds until one is reached."""
+    seconds: float = 0.0
+    """How long processes stand still, and at most how long a thread holds."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,10 @@ class Plan:
     seed: int = 0
     gone: tuple[str, ...] = ()
     """The roles whose processes are not started again once they were killed."""
+    naps: bool = False
+    """Whether threads nap where one hands something to another."""
+    slow_disk: bool = False
+    """Whether each sync takes 20 to 50 ms, and now and then 300."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the processes read."""
@@ -75,7 +87,8 @@ class Draw:
             nth = max(1, self.census[since : place + 1].count(at))
             drawn.append(self._fault(at, nth))
             since = place + 1
-        return Plan(tuple(drawn), seed=seed)
+        naps, slow_disk = self.rng.random() < 0.8, self.rng.random() < 0.5
+        return Plan(tuple(drawn), seed=seed, naps=naps, slow_disk=slow_disk)
 
     def _kind(self, kinds: Sequence[tuple[str, str]]) -> tuple[str, str]:
         """Draw who, the coordinator as often as all others, then where."""
@@ -91,12 +104,19 @@ class Draw:
         everybody = (LAUNCHER,) if self.launched else tuple({each.role for each in self.census})
         everybody = (*everybody, at.role)
         kind = self.rng.choices(
-            ("self", "coordinator", "all", "machine", "client", "lose"), (8, 2, 2, 3, 2, 2)
+            ("self", "coordinator", "all", "machine", "client", "lose", "stop"),
+            (8, 2, 2, 3, 2, 2, 6),
         )[0]
         is_client = at.role not in (COORDINATOR, RELAY)
         if kind == "lose" and is_client:
             at, nth = Reached(at.role, "push.after"), 1
-            return Fault(*_of(at), nth, then="lose", waits_for_commit=self.rng.random() < 0.5)
+            waits = (COORDINATOR, "commit.after") if self.rng.random() < 0.5 else ()
+            return Fault(*_of(at), nth, then="lose", waits_for=waits, seconds=COMMIT_S)
+        if kind == "stop":
+            roles = sorted({each.role for each in self.census})
+            stops = (self.rng.choice(roles),)
+            seconds = self.rng.uniform(SHORT_S, LONG_S)
+            return Fault(*_of(at), nth, then="stop", stops=stops, seconds=seconds)
         if kind == "coordinator" and is_client:
             return Fault(*_of(at), nth, (COORDINATOR,))
         if kind == "coordinator" and self.launched:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import signal
 import threading
 import time
 from dataclasses import dataclass, field
@@ -60,6 +61,10 @@ class Player:
         self._handled = 0
         self._again: set[str] = set()
         self._done: dict[str, float] = {}
+        self._holding: dict[int, float] = {}
+        """When each fault struck at which a thread still holds, by number."""
+        self._stopped: dict[int, float] = {}
+        """When each process that stands still goes on, by process id."""
 
     def play(self, patience_s: float = PATIENCE_S) -> Played:
         """Run to the end, or until patience is."""
@@ -70,6 +75,7 @@ class Player:
             while self._goes_on(begun + patience_s):
                 threading.Event().wait(0.01)
         finally:
+            self._go_on(math.inf)
             self.family.close()
         self.played.seconds = time.monotonic() - begun
         return self.played
@@ -77,6 +83,7 @@ class Player:
     def _goes_on(self, until: float) -> bool:
         """Look once at what happened; tell whether the run goes on."""
         ended = self.family.ended()
+        self._go_on(time.monotonic())
         self._handle_faults(ended)
         for role, status in ended.items():
             self._take_end(role, status)
@@ -121,28 +128,57 @@ class Player:
     # --- faults -----------------------------------------------------------------------------------
 
     def _handle_faults(self, ended: dict[str, int]) -> None:
-        """Do the rest of the faults that struck: kill who else they kill, take the power away."""
+        """Do the rest of the faults that struck, and let threads go on that have held enough."""
         for number in range(self._handled, len(self.played.plan.faults)):
             marker = self.played.folder / f"fault-{number}.struck"
             if not marker.exists():
-                return
-            self._handle(self.played.plan.faults[number], json.loads(marker.read_text()), ended)
-            (self.played.folder / f"fault-{number}.done").touch()
-            self._handled = number + 1
+                break
+            fault, fact = self.played.plan.faults[number], json.loads(marker.read_text())
+            self._handle(fault, fact, ended)
+            self._handled, self._holding[number] = number + 1, fact["t"]
+        for number, since in list(self._holding.items()):
+            fault = self.played.plan.faults[number]
+            if not fault.waits_for or self._has_waited(fault, since):
+                (self.played.folder / f"fault-{number}.done").touch()
+                del self._holding[number]
+
+    def _has_waited(self, fault: Fault, since: float) -> bool:
+        """Tell whether a point that a fault waits for was reached, or it has held long enough."""
+        role, *points = fault.waits_for
+        reached = (
+            f["t"]
+            for f in self.played.trace()
+            if f["role"] == role and "point" in f and f["point"] in points
+        )
+        is_over = time.monotonic() >= since + fault.seconds or any(t > since for t in reached)
+        if is_over:
+            self._go_on(math.inf)
+        return is_over
 
     def _handle(self, fault: Fault, fact: dict[str, Any], ended: dict[str, int]) -> None:
         self.played.struck.append(fault)
         for role in fault.strikes:
             pid = fact["pid"] if role == fault.role else self._pid(role)
             self.played.killed += max(self.family.kill(role, pid), role == fault.role)
+        for role in fault.stops:
+            self._stop(self._pid(role), time.monotonic() + fault.seconds)
         ended.update(self.family.ended())
         if fault.power:
             rng = random.Random(self.played.plan.seed) if fault.mercy else None
             vault = self.played.folder / "vault"
             lose_power(vault, self._directories(fault), rng)
             self._note(power=fault.power)
-        if fault.waits_for_commit:
-            self._wait_for_commit()
+
+    def _stop(self, pid: int | None, until: float) -> None:
+        """Let a process stand still until a time, if it is there."""
+        if pid is not None and self.family.signal(pid, signal.SIGSTOP):
+            self._stopped[pid] = until
+
+    def _go_on(self, now: float) -> None:
+        """Let those go on that have stood still for long enough."""
+        for pid in [pid for pid, until in self._stopped.items() if until <= now]:
+            self.family.signal(pid, signal.SIGCONT)
+            del self._stopped[pid]
 
     def _pid(self, role: str) -> int | None:
         """Return the process of a role that began last."""
@@ -160,16 +196,6 @@ class Player:
             ids = fault.role.removeprefix("client-").split(",")
             return [path for path in states if path.name in ids]
         return [out, out / "server", *states]
-
-    def _wait_for_commit(self) -> None:
-        """Wait until an interaction is committed that was not when this began, or a while."""
-        before = self._commits()
-        until = time.monotonic() + 3.0
-        while self._commits() == before and time.monotonic() < until:
-            threading.Event().wait(0.05)
-
-    def _commits(self) -> int:
-        return sum("committed" in fact for fact in self.played.trace())
 
     def _note(self, **facts: Any) -> None:
         with (self.played.folder / "trace.jsonl").open("a") as trace:

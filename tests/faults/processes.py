@@ -128,6 +128,14 @@ class Family:
             self.running[role].wait()
         return len(victims)
 
+    def signal(self, pid: int, number: int) -> bool:
+        """Send a signal to a process of the run; tell whether it was there."""
+        if pid not in self._mine():
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        return True
+
     def _mine(self) -> set[int]:
         """Return the processes that descend from the nursery; nobody else's are ever killed."""
         children = psutil.Process(self.nursery.process.pid).children(recursive=True)

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import math
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -23,16 +25,23 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.methods import names
 from tests.conftest import tiny_experiment, write_server_data
-from tests.faults.ground import Ground, Setting, may_be_asynchronous, may_train_together
+from tests.faults.ground import (
+    Ground,
+    Setting,
+    may_be,
+    may_be_asynchronous,
+    may_train_together,
+)
 from tests.faults.playing import Played
 from tests.faults.processes import Nursery
 from tests.faults.verdict import outcome, troubles, troubles_of_the_living
 
 LAUNCHED_EVERY = 4
 """Every so many passes over the methods are the launcher's; in the others all start by hand."""
-ORDERS = ("synchronous", "asynchronous", "relayed", "lenient")
-"""Of rounds; relayed ones are synchronous, and all clients but the evaluator join a relay. In
-lenient ones, asynchronous where a method's rounds may be, a client is killed for good."""
+ORDERS = ("synchronous", "strict", "open", "secure", "relayed", "asynchronous", "lenient")
+"""Of rounds. All but asynchronous ones wait for everybody; in relayed ones all clients but the
+evaluator join a relay. In lenient ones, asynchronous where a method's rounds may be, a client is
+killed for good."""
 
 
 @dataclass
@@ -64,13 +73,15 @@ class Tally:
         for fault in played.struck:
             victims = "nobody" if not fault.strikes else "one" if len(fault.strikes) == 1 else "all"
             self.kinds[fault.power or fault.then or victims] += 1
+        self.kinds["naps"] += played.plan.naps
+        self.kinds["slow disk"] += played.plan.slow_disk
 
     def lines(self) -> list[str]:
         """Return the figures."""
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kinds.items()))
         never, lost = self.drawn - self.struck, self.lost_s or [0.0]
         return [
-            f"runs {self.runs}, faults {self.struck} ({kinds}), never reached {never}",
+            f"runs {self.runs}, faults {self.struck}, never reached {never}; of each kind: {kinds}",
             f"kills {self.killed}, survived {self.survived}",
             f"mismatches {self.mismatches}, of them hangs {self.hangs}",
             f"time lost {sum(lost):.0f} s, {median(lost):.1f} s a run, {max(lost):.1f} s at most",
@@ -85,35 +96,61 @@ def settings(
 
     Args:
         methods: their names.
-        orders: of rounds; they take turns where a method's rounds may be asynchronous.
+        orders: of rounds; they take turns. A method that one is not for has synchronous ones.
         seed: the number to begin with.
     """
-    mixed = {"asynchronous", "lenient"} & {*orders}
-    willing = {name for name in methods if mixed and may_be_asynchronous(name)}
-    if {*orders} == {"asynchronous"}:
-        methods = [name for name in methods if name in willing]
+    if len(orders) == 1:
+        methods = [name for name in methods if _is_for(name, orders[0])]
     for number in itertools.count(seed):
         turn, place = divmod(number, len(methods))
-        order = orders[turn % len(orders)]
-        lenient = order == "lenient"
-        asynchronous = order in ("asynchronous", "lenient") and methods[place] in willing
-        relayed = order == "relayed"
+        name, order = methods[place], orders[turn % len(orders)]
+        given = {} if order == "synchronous" else {order: True}
+        if order == "lenient":  # asynchronous too, where a method's rounds may be
+            given["asynchronous"] = _is_for(name, "asynchronous")
+        elif not _is_for(name, order):
+            given = {}
         by_turn = turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
-        launched = by_turn and not relayed and not lenient
+        launched = by_turn and order not in ("relayed", "lenient")
         together = (
             turn // len(orders) % 2 == 1
-            and not asynchronous
-            and not lenient
-            and may_train_together(methods[place])
+            and given.keys() <= {"relayed", "strict"}
+            and may_train_together(name)
         )
-        yield number, Setting(methods[place], launched, asynchronous, relayed, together, lenient)
+        yield number, Setting(name, launched, together=together, **given)
 
 
-def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minutes: float) -> Tally:
-    """Play runs until there were so many kills, or until so many minutes have passed."""
+@cache
+def _is_for(name: str, order: str) -> bool:
+    """Tell whether an order is for a method."""
+    if order == "asynchronous":
+        return may_be_asynchronous(name)
+    return order not in ("open", "secure") or may_be(Setting(name, **{order: True}))
+
+
+def soak(
+    ground: Ground,
+    runs: Iterable[tuple[int, Setting]],
+    kills: float,
+    minutes: float,
+    results: Path | None = None,
+) -> Tally:
+    """Play runs until there were so many kills, or until so many minutes have passed.
+
+    Args:
+        ground: plays them.
+        runs: their numbers, which are seeds, and settings.
+        kills: of processes.
+        minutes: after which it ends.
+        results: a file of a line for each run; those that it has are not played again.
+    """
     tally, until = Tally(), time.monotonic() + 60 * minutes
-    while tally.killed < kills and time.monotonic() < until:
-        number, setting = next(runs)
+    known = results.read_text().splitlines() if results and results.exists() else []
+    played_before = {json.loads(line)["number"] for line in known}
+    for number, setting in runs:
+        if tally.killed >= kills or time.monotonic() >= until:
+            break
+        if number in played_before:
+            continue
         undisturbed = ground.undisturbed(setting)
         if setting.lenient:
             played = ground.play(setting, ground.without(setting, number))
@@ -127,6 +164,11 @@ def soak(ground: Ground, runs: Iterator[tuple[int, Setting]], kills: int, minute
             *found,
         ]
         say(f"{number} {setting}: {'; '.join(told)}")
+        if results:
+            line = {"number": number, "setting": str(setting), "killed": played.killed}
+            line |= {"seconds": round(played.seconds, 1), "found": found}
+            with results.open("a") as file:
+                file.write(json.dumps(line) + "\n")
         if found:
             say(f"  {played.plan}")
             say(f"  kept in {played.site.out.parent}")
@@ -144,11 +186,13 @@ def say(line: str) -> None:
 def main() -> int:
     """Run from the command line; 1 where a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--kills", type=float, default=math.inf, help="after which it ends")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--methods", nargs="*", default=[])
     parser.add_argument("--orders", nargs="*", choices=ORDERS, default=ORDERS, help="of rounds")
     parser.add_argument("--minutes", type=float, default=math.inf, help="after which it ends")
+    parser.add_argument("--runs", type=int, help="after which it ends")
+    parser.add_argument("--results", type=Path, help="file of a line for each run; goes on with it")
     parser.add_argument("--patience", type=float, default=240.0, help="seconds a run may take")
     given = parser.parse_args()
     root, begun = Path(tempfile.mkdtemp(prefix="fedtide-soak-")), time.monotonic()
@@ -160,7 +204,8 @@ def main() -> int:
     try:
         ground = Ground(nursery, data, root / "runs", given.patience)
         runs = settings(given.methods or names(), given.orders, given.seed)
-        tally = soak(ground, runs, given.kills, given.minutes)
+        runs = itertools.islice(runs, given.runs)
+        tally = soak(ground, runs, given.kills, given.minutes, given.results)
     finally:
         nursery.close()
     for line in [*tally.lines(), f"seconds {time.monotonic() - begun:.0f}"]:

@@ -32,7 +32,8 @@ scored models at once.
 """
 OF_RELAY = """
     relay-begin.after relay-told.before service-push.before up-push.before up-push.after
-    up.middle up-join.after up-leave.before send-sum.before send-sum.after receive.middle
+    up-sum.before up-sum.after up.middle up-join.after up-leave.before
+    send-sum.before send-sum.after receive.middle
 """
 
 

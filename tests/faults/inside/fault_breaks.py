@@ -1,4 +1,4 @@
-"""Four repairs taken back, each of which the harness must notice."""
+"""Repairs taken back, each of which the harness must notice."""
 
 from __future__ import annotations
 
@@ -78,6 +78,27 @@ def finish_before_acceptance() -> None:
     Link._send = sent  # type: ignore[method-assign]
 
 
+def sum_of_before() -> None:
+    """Take a relay's sum for one of this issue of the orders, whichever it is of."""
+    from fedsrv.transport.open_trips import OpenTrip
+
+    OpenTrip.check_issue = lambda self, header: None  # type: ignore[method-assign]
+
+
+def strangers_left_out() -> None:
+    """Let a relay send its sum without the clients that have not joined it since it began."""
+    from fedsrv.relay.trips import RelayedTrips
+
+    ready_group = RelayedTrips.ready_group
+
+    def without_strangers(self: Any) -> Any:
+        if self.group is not None:
+            self.group.failed |= {c for c in self.group.clients if c not in self._runs}
+        return ready_group(self)
+
+    RelayedTrips.ready_group = without_strangers  # type: ignore[method-assign]
+
+
 BREAKS = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -85,6 +106,8 @@ BREAKS = {
         no_deduplication,
         watermark_too_early,
         finish_before_acceptance,
+        sum_of_before,
+        strangers_left_out,
     )
 }
 

@@ -10,16 +10,19 @@ import functools
 import importlib
 import importlib.abc
 import os
+import queue
 import sqlite3
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import fault_breaks
 import fault_disk
-from fault_points import LOSE, begin, current, note, reach
+from fault_points import LOSE, begin, current, nap, note, reach, sync_slowly
 
 SMALL_FRAME = 1024
 """Bytes of a frame here, so that the payload of a tiny net crosses in several messages."""
@@ -128,7 +131,21 @@ def _relaying(module: ModuleType) -> None:
 
 
 def _uplink(module: ModuleType) -> None:
-    around(module.Uplink, "push", "up-push")
+    push = module.Uplink.push
+
+    @functools.wraps(push)
+    def pushed(self: Any, header: Any, *args: Any) -> Any:
+        what = "up-sum" if header.members else "up-push"
+        reach(f"{what}.before")
+        try:
+            found = push(self, header, *args)
+        except BaseException:
+            reach(f"{what}.refused")
+            raise
+        reach(f"{what}.after")
+        return found
+
+    module.Uplink.push = pushed
     init = module.Uplink.__init__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -343,6 +360,8 @@ class Connection(sqlite3.Connection):
         if verb not in _WRITES:
             return call(sql, *args)
         reach(f"sql-{verb}.before")
+        if verb == "commit":  # SQLite syncs without asking Python
+            sync_slowly()
         found = call(sql, *args)
         reach(f"sql-{verb}.after")
         return found
@@ -367,6 +386,7 @@ def _system() -> None:
 
     def synced(descriptor: Any) -> None:
         safe = fault_disk.about_to_sync(descriptor)
+        sync_slowly()
         fsync(descriptor)
         safe()
 
@@ -376,6 +396,93 @@ def _system() -> None:
     around(os, "rename", "rename")
     around(os, "unlink", "unlink")
     around(Path, "write_text", "write-text")
+
+
+# --- borders between threads ----------------------------------------------------------------------
+
+OURS = {"fedsrv", "fedcli", "fedpb", "fedmodels"}
+"""Whose threads nap; those of gRPC and of Python's library have borders of their own."""
+
+
+def _place(what: str) -> str:
+    """Return the name of a border: the function two frames up and what it does; empty of others."""
+    code = sys._getframe(2).f_code
+    parts = code.co_filename.split("/")
+    return f"{parts[-1]}:{code.co_name}:{what}" if not OURS.isdisjoint(parts) else ""
+
+
+def _at_borders(kind: Any, before: str, after: str) -> None:
+    """Let threads nap before one method of a kind of object, and after another one."""
+    for name, is_first in ((before, True), (after, False)):
+        setattr(kind, name, _napping(getattr(kind, name), kind.__name__, is_first))
+
+
+def _napping(original: Callable[..., Any], what: str, is_first: bool) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(*args: Any, **by: Any) -> Any:
+        place = _place(what)
+        if place and is_first:
+            nap(f"{place} before")
+        found = original(*args, **by)
+        if place and not is_first:
+            nap(f"{place} after")
+        return found
+
+    return call
+
+
+class _Lock:
+    """A lock of Python's library before whose taking, and after whose release, threads may nap."""
+
+    def __init__(self) -> None:
+        self._lock = _LOCK()
+
+    def __enter__(self) -> bool:
+        return self._lock.__enter__()
+
+    def __exit__(self, *why: Any) -> None:
+        self._lock.__exit__(*why)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._lock, name)
+
+
+class _RLock(threading._PyRLock):  # type: ignore[name-defined, misc]
+    """The same that its owner may take again."""
+
+    def __enter__(self) -> bool:
+        return bool(self.acquire())
+
+
+_LOCK, _RLOCK = threading.Lock, threading.RLock
+
+
+def _borders() -> None:
+    """Let threads nap before they take a lock, after they gave it back, and where work is queued.
+
+    What one thread hands to another it leaves under a lock, or in the queue of a pool of threads.
+    """
+    for kind in (threading.Condition, _Lock, _RLock):
+        _at_borders(kind, "__enter__", "__exit__")
+    _at_borders(queue.Queue, "get", "put")
+    threading.Lock = lambda: _Lock() if _place("") else _LOCK()  # type: ignore[assignment, misc]
+    threading.RLock = lambda: _RLock() if _place("") else _RLOCK()  # type: ignore[assignment, misc]
+    submit = ThreadPoolExecutor.submit
+
+    def submitted(self: Any, call: Callable[..., Any], /, *args: Any, **by: Any) -> Any:
+        place = _place("submit")
+        if not place:
+            return submit(self, call, *args, **by)
+
+        def late() -> Any:
+            nap(f"{place} before")
+            return call(*args, **by)
+
+        found = submit(self, late)
+        nap(f"{place} after")
+        return found
+
+    ThreadPoolExecutor.submit = submitted  # type: ignore[method-assign, assignment]
 
 
 class _Finder(importlib.abc.MetaPathFinder):
@@ -402,4 +509,5 @@ class _Finder(importlib.abc.MetaPathFinder):
 def install() -> None:
     """Change the modules of this process as they come in."""
     _system()
+    _borders()
     sys.meta_path.insert(0, _Finder())

@@ -8,11 +8,16 @@ a role, a point and a count::
 
 A fault is armed when the one before it struck, and strikes when one process of its role reaches the
 point for the nth time since then. A process that a fault strikes kills itself where it stands; one
-that only marks the moment holds until the others are dead.
+that only marks the moment holds until the others are dead, or stopped.
+
+Apart from faults, a plan may make the whole run uneven: threads nap at points and at borders
+between threads, and each sync of the disk takes long. Where and for how long follows from the
+plan's seed, the role, the place, and how often the process was there.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -25,6 +30,10 @@ from typing import Any
 
 LOSE = "lose"
 """What :func:`reach` returns where an acknowledgement is to be lost."""
+NAPS_S = 3.0
+"""How long the threads of a process nap in all: a run shall end."""
+SLEEPY = 0.08
+"""The share of places at which every other arrival naps, for long; elsewhere few do, briefly."""
 
 
 class Process:
@@ -36,6 +45,8 @@ class Process:
         self.faults: list[dict[str, Any]] = self.plan["faults"]
         self._reached: Counter[int] = Counter()
         self._lock = threading.Lock()
+        self._passed: Counter[str] = Counter()
+        self._naps_left_s = NAPS_S if self.plan.get("naps") else 0.0
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._trace = os.open(folder / "trace.jsonl", flags, 0o644)
 
@@ -77,6 +88,37 @@ class Process:
             threading.Event().wait(0.005)
         return fault.get("then")
 
+    def _draw(self, *what: object) -> float:
+        """Return a number from 0 to 1 that follows from the plan's seed and what it is for."""
+        said = repr((self.plan.get("seed", 0), self.role, *what)).encode()
+        return int.from_bytes(hashlib.blake2b(said, digest_size=4).digest(), "big") / 2**32
+
+    def _arrivals(self, place: str) -> int:
+        with self._lock:
+            self._passed[place] += 1
+            return self._passed[place]
+
+    def nap(self, place: str) -> None:
+        """Hold this thread for a while, if the plan says so."""
+        if self._naps_left_s <= 0:
+            return
+        nth = self._arrivals(place)
+        is_sleepy = self._draw(place) < SLEEPY
+        share, most_s = (0.5, 0.2) if is_sleepy else (0.02, 0.03)
+        if self._draw(place, nth, "whether") < share:
+            seconds = most_s * self._draw(place, nth, "how long") ** 2
+            with self._lock:
+                self._naps_left_s -= seconds
+            self.note(nap=place, seconds=round(seconds, 3))
+            time.sleep(seconds)
+
+    def sync_slowly(self) -> None:
+        """Take as long as a disk that really syncs, if the plan says so."""
+        if self.plan.get("slow_disk"):
+            nth = self._arrivals("disk")
+            seconds = 0.02 + 0.03 * self._draw("disk", nth)
+            time.sleep(0.3 if self._draw("stalls", nth) < 0.04 else seconds)
+
 
 _process: Process | None = None
 
@@ -102,6 +144,18 @@ def note(**facts: Any) -> None:
         _process.note(**facts)
 
 
+def nap(place: str) -> None:
+    """Be at a border between threads: this one may be late there."""
+    if _process is not None:
+        _process.nap(place)
+
+
+def sync_slowly() -> None:
+    """Be where the disk syncs."""
+    if _process is not None:
+        _process.sync_slowly()
+
+
 def reach(point: str, spoil: Callable[[], None] = lambda: None) -> str | None:
     """Be at a point; a fault may strike here.
 
@@ -113,6 +167,7 @@ def reach(point: str, spoil: Callable[[], None] = lambda: None) -> str | None:
     if process is None:
         return None
     process.note(point=point)
+    process.nap(point)
     number = process.armed()
     if number == len(process.faults):
         return None
