@@ -111,7 +111,7 @@ $(AS_SETS): test-as-%: $(STAMP)
 	$(AS_$*) $(PYTEST_SPLIT) -m "not loopback and not gpu" tests/fedmodels tests/golden tests/independent
 
 test-beside: $(STAMP)  ## run the tests that need Helm, Slurm or extras beside dev, as far as they are here
-	$(PYTEST) tests/integration/test_ray.py $(wildcard tests/integration/test_slurm*.py) tests/fedsrv/sweep \
+	$(PYTEST) tests/integration/test_ray.py $(wildcard tests/integration/test_slurm*.py) fedplugins/studies/tests \
 		tests/fedsrv/report/test_tracking.py tests/project/test_helm.py tests/project/test_model_in_hand.py \
 		tests/fedcli/data/test_huggingface.py tests/fedcli/data/test_image_files.py tests/fedcli/data/test_numbers.py \
 		tests/fedmodels/nets/test_frozen.py tests/fedmodels/nets/test_on_a_card.py tests/fedtide/test_own_loop.py
@@ -155,6 +155,7 @@ docs: $(STAMP)  ## build the documentation site into build/site; a warning is an
 	mkdir -p build
 	for page in combinations commands configuration monitoring schema privacy times; do \
 		$(PYTHON) docs/site/$$page.py > build/$$page.md && mv build/$$page.md docs/$$page.md || exit 1; done
+	$(PYTHON) docs/site/plugins.py > build/plugins.json && mv build/plugins.json models/fedmodels/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 docs-check: $(STAMP)  ## check what the pages link to

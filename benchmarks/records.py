@@ -7,8 +7,8 @@ r"""Keep what studies came to, and render the tables of ``docs/results/`` from i
 A study's long rows may run on several machines. With ``--add`` its record keeps the runs that the
 directory does not have.
 
-A record is ``benchmarks/records/STUDY.json`` (:mod:`fedsrv.sweep.outcome`): numbers by row, seed
-and length, and the versions and commit of each run. A page holds tables between two marks,
+A record is ``benchmarks/records/STUDY.json`` (:mod:`fedplugins.studies.outcome`): numbers by row,
+seed and length, and the versions and commit of each run. A page holds tables between two marks,
 
     <!-- record: STUDY -->
     <!-- end of record -->
@@ -37,10 +37,10 @@ from benchmarks.measured import page as measured_page
 from benchmarks.papers import lengths
 from benchmarks.papers.views import page as choices_page
 from fedmodels.errors import FedtideError
+from fedplugins.studies.outcome import Outcome, outcome_of, read_record, to_json
+from fedplugins.studies.plan import Sweep, plan
+from fedplugins.studies.tables import draw, page
 from fedsrv.report.frame import RunNumbers
-from fedsrv.sweep.outcome import Outcome, outcome_of, read_record, to_json
-from fedsrv.sweep.plan import Sweep, plan
-from fedsrv.sweep.tables import draw, page
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"

@@ -39,6 +39,7 @@ from fedmodels.options import (
     program,
     show,
 )
+from fedmodels.plugins import loaded
 from fedmodels.printable import json_text
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 
 
 app = program("A client of a federated run, and the data it needs.")
+for further in loaded("fedcli.commands"):
+    app.add_typer(further)
 
 ClientIds = Annotated[
     str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")

@@ -1,4 +1,4 @@
-"""The methods, and the metrics, as tables for the terminal and for a page."""
+"""The methods, the metrics and the plugins, as tables for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from fedmodels.numerics.metric_tables import (
     is_known,
     metric,
 )
+from fedmodels.plugins import plugins
 
 if TYPE_CHECKING:
     from fedmodels.methods.variants import Choices
@@ -48,6 +49,15 @@ def methods_table() -> Table:
             table.add_row(name, *_about(name))
         except ConfigError as error:  # of another package: no reason to hide the others
             table.add_row(name, escape(f"cannot be used: {error}"), "")
+    return table
+
+
+def plugins_table() -> Table:
+    """Return one line for each plugin: those of fedtide first."""
+    table = Table("plugin", "from", "adds")
+    for plugin in plugins():
+        adds = ", ".join(plugin.groups) if plugin.is_here else "not installed"
+        table.add_row(plugin.name, plugin.package, adds)
     return table
 
 

@@ -19,16 +19,16 @@ from fedmodels.errors import ConfigError, FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
 from fedmodels.machine import end_on_sigterm, set_by_sigterm
 from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program, words_of
+from fedmodels.plugins import loaded
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.backup import backup_app
-from fedsrv.commands.catalogue import methods, metrics, nets, schema
+from fedsrv.commands.catalogue import methods, metrics, nets, plugins, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.lineage import lineage
 from fedsrv.commands.queue import queue_app
 from fedsrv.commands.relay import relay
-from fedsrv.commands.sweep import sweep_app
 from fedsrv.commands.track import track_app
 from fedsrv.commands.watching import watching_app
 from fedsrv.ray_cluster import ray_place
@@ -44,15 +44,17 @@ app.command()(methods)
 app.command()(nets)
 app.command()(metrics)
 app.command()(schema)
+app.command()(plugins)
 app.command()(relay)
 app.command()(lineage)
 app.add_typer(watching_app)
-app.add_typer(sweep_app)
 app.add_typer(audit_app)
 app.add_typer(track_app)
 app.add_typer(doctor_app)
 app.add_typer(backup_app)
 app.add_typer(queue_app)
+for further in loaded("fedsrv.commands"):
+    app.add_typer(further)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,20 +10,23 @@ from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = {
+CORE = {
     "fedtide": ROOT / "fedtide",
     "fedsrv": ROOT / "fedsrv",
     "fedcli": ROOT / "fedcli",
     "fedmodels": ROOT / "models" / "fedmodels",
     "fedpb": ROOT / "proto" / "fedpb",
 }
+PLUGINS = ROOT / "fedplugins"
+PACKAGES = {**CORE, "fedplugins": PLUGINS} if PLUGINS.is_dir() else CORE
 MAX_LINES = 400
 MAX_MODULES = 15
 
 
 def sources(package: str) -> list[Path]:
-    """Return the hand-written files of a package."""
-    return sorted(p for p in PACKAGES[package].rglob("*.py") if "_pb2" not in p.name)
+    """Return the hand-written files of a package, without the tests of plugins."""
+    files = sorted(p for p in PACKAGES[package].rglob("*.py") if "_pb2" not in p.name)
+    return [p for p in files if p.parent.name != "tests" and p.name != "conftest.py"]
 
 
 def large_parts(files: Iterable[Path]) -> list[str]:

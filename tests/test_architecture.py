@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedmodels.methods import names
-from tests.sizes import MAX_LINES, MAX_MODULES, PACKAGES, ROOT, large_parts, sources
+from tests.sizes import CORE, MAX_LINES, MAX_MODULES, PACKAGES, ROOT, large_parts, sources
 
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
@@ -59,6 +59,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
         *PICKLES,
     ),
     "fedpb": ("fedsrv", "fedcli", "fedtide", *GRPC, *PICKLES),
+    "fedplugins": PICKLES,
 }
 """What a package never imports; a name stands for all that is below it as well."""
 
@@ -74,7 +75,7 @@ ROOMS = {
     "fedmodels": (
         "errors", "times", "guarded", "client_ids", "position", "shortages", "machine", "devices",
         "printable", "charts", "log_lines", "files", "line_file", "code_names", "own_code",
-        "http_server", "spans",
+        "http_server", "spans", "plugins",
         "completion", "help_panels", "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",
@@ -88,7 +89,7 @@ ROOMS = {
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
         "report",
-        "trained_models", "begin_from", "run_status", "event_lines", "sweep", "engine", "tracking",
+        "trained_models", "begin_from", "run_status", "event_lines", "engine", "tracking",
         "traces", "parts",
         "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
         "net_catalogue", "config_schema", "export", "run_queue", "commands",
@@ -99,6 +100,7 @@ ROOMS = {
         "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
+    "fedplugins": ("studies",),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))
@@ -114,6 +116,7 @@ def name_of(path: Path) -> str:
 
 
 ALL = [(package, path) for package in PACKAGES for path in sources(package)]
+IN_PLUGINS = [path for package, path in ALL if package == "fedplugins"]
 METHOD_FILES = [p for p in sources("fedmodels") if p.parent.name == "methods" and p.stem[0] != "_"]
 
 
@@ -232,6 +235,39 @@ def imported_modules(module: str) -> set[str]:
     return {n for n in found if not any(o.startswith(f"{n}.") for o in found)} - packages - {module}
 
 
+def named_modules(path: Path) -> set[str]:
+    """Return the names of modules and of what is in them that a file imports, or has in strings."""
+    source = path.read_text()
+    words = {
+        node.value.replace(":", ".")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if re.fullmatch(r"fed\w+(\.\w+)+(:\w+)?", node.value)
+    }
+    return {*imports(source, dotted(path).rpartition(".")[0]), *words}
+
+
+def test_the_core_names_no_plugin_not_even_in_strings():
+    """But for tests and pages, it knows them by entry points and by plugins.json alone."""
+    core = [path for package, path in ALL if package in CORE]
+    naming = {
+        name_of(p) for p in core if any(n.startswith("fedplugins.") for n in named_modules(p))
+    }
+    assert naming == set()
+
+
+def test_a_plugin_uses_public_names_alone_and_no_other_plugin():
+    offending = []
+    for path in IN_PLUGINS:
+        own = ".".join(dotted(path).split(".")[:2])
+        for name in named_modules(path):
+            is_core = name.partition(".")[0] in CORE
+            is_other = name.startswith("fedplugins.") and not is_below(name, (own,))
+            if is_other or (is_core and re.search(r"\._[a-z]", name)):
+                offending.append((name_of(path), name))
+    assert offending == []
+
+
 @pytest.fixture(scope="module")
 def imported() -> dict[str, set[str]]:
     """Return what every module imports of this project."""
@@ -271,6 +307,7 @@ def test_a_room_says_what_it_holds():
 def test_the_rules_saw_files():
     assert len(ALL) > 40
     assert {package for package, _ in ALL} == set(PACKAGES)
+    assert set(CORE) <= set(PACKAGES)
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 import fedtide
 from fedmodels.methods import file_of, make, names, settings_of, variants_of
 from fedmodels.methods.fedavg import FedAvg
-from fedsrv.sweep.plan import Sweep
+from fedplugins.studies.plan import Sweep
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.attacks.page import RECORDS
 from benchmarks.attacks.study import cells, results, run_here, to_json
 from benchmarks.measure import parser_of
-from fedsrv.sweep.plan import Sweep
+from fedplugins.studies.plan import Sweep
 
 
 def main() -> None:

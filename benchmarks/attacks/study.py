@@ -19,8 +19,8 @@ from fedcli.data.store.opened_data import open_data
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import FedtideError
 from fedmodels.files import write_atomically
+from fedplugins.studies.plan import PlannedRun, Sweep, plan
 from fedsrv.state.run_directory import may_hold_a_run
-from fedsrv.sweep.plan import PlannedRun, Sweep, plan
 
 NONE = "none"
 VIEWS = {

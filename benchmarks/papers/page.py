@@ -17,9 +17,9 @@ from benchmarks.papers.table import ROOT, Beside, Shown
 from benchmarks.papers.table import Cell as PapersCell
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
+from fedplugins.studies.outcome import Outcome, read_record, values_of
+from fedplugins.studies.plan import Cell, Sweep, plan
 from fedsrv.report.frame import Difference, Seeds, difference, known
-from fedsrv.sweep.outcome import Outcome, read_record, values_of
-from fedsrv.sweep.plan import Cell, Sweep, plan
 
 RECORDS, STUDIES = ROOT / "benchmarks" / "records", ROOT / "benchmarks" / "studies"
 NOT_RUN, NONE, PICTURE, UNSCORED = "not run", "–", "picture", "no such model"

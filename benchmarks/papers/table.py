@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
-from fedsrv.sweep.plan import config_for
+from fedplugins.studies.plan import config_for
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

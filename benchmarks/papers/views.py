@@ -11,9 +11,9 @@ from statistics import fmean
 
 from benchmarks.papers.page import STUDIES, interval, record_of
 from fedmodels.errors import ConfigError
+from fedplugins.studies.outcome import Outcome, values_of
+from fedplugins.studies.plan import Cell, Sweep
 from fedsrv.report.frame import difference
-from fedsrv.sweep.outcome import Outcome, values_of
-from fedsrv.sweep.plan import Cell, Sweep
 
 AS_TRAINED = {"fedavg", "fedprox", "apfl", "fedntd", "moon"}
 """Methods whose model right after training is the one of the papers' A_loc."""

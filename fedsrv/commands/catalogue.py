@@ -1,4 +1,4 @@
-"""``fedsrv methods``, ``nets``, ``metrics`` and ``schema``: what there is, and what it means."""
+"""``fedsrv methods``, ``nets``, ``metrics``, ``schema`` and ``plugins``: what there is."""
 
 from __future__ import annotations
 
@@ -65,6 +65,13 @@ def schema() -> None:
     from fedsrv.config_schema import config_schema
 
     typer.echo(json.dumps(config_schema(), indent=1))
+
+
+def plugins(as_json: AsRows = False) -> None:
+    """List what is installed beside the core, and what it adds."""
+    from fedsrv.catalogue import plugins_table
+
+    show(plugins_table(), as_json)
 
 
 def metrics(

@@ -16,6 +16,7 @@ from fedmodels.code_names import refuse_exits
 from fedmodels.errors import ConfigError, FedtideError, RunStopped
 from fedmodels.files import require_utf8, why_file_is_no_good
 from fedmodels.help_panels import COMMANDS, MANY, OPTIONS, in_order, panel_of
+from fedmodels.plugins import gone, owner_of
 from fedmodels.printable import printable
 from fedmodels.shortages import NO_MEMORY, lacks_memory, too_few_files
 
@@ -107,6 +108,12 @@ class Commands:
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the options before a command."""
         return _plain(super().get_params(ctx))  # type: ignore[misc]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is meant; ConfigError for one of a plugin that is not here."""
+        if args[0] not in self.list_commands(ctx) and (owner := owner_of("commands", args[0])):
+            raise ConfigError(gone(args[0], owner))
+        return super().resolve_command(ctx, args)  # type: ignore[misc]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; None where there is none of that name."""

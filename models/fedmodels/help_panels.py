@@ -8,7 +8,7 @@ from itertools import chain
 Panels = Mapping[str, Sequence[str]]
 
 COMMANDS: Panels = {
-    "Run": ("init", "launch", "serve", "join", "sweep", "relay", "submit", "queue", "forecast"),
+    "Run": ("init", "launch", "serve", "join", "relay", "submit", "queue", "forecast"),
     "Results": ("report", "predict", "export", "serve-model", "rollback", "lineage", "track"),
     "Watch": ("status", "watch", "health"),
     "Steer a run": ("exclude", "retire", "set-aside", "classes", "close"),
@@ -17,7 +17,7 @@ COMMANDS: Panels = {
     ),
     "Keep": ("backup", "restore", "recover"),
     "Trust": ("certs", "enrol", "rules", "verify", "audit"),
-    "About": ("methods", "nets", "metrics", "schema", "doctor"),
+    "About": ("methods", "nets", "metrics", "schema", "plugins", "doctor"),
 }  # fmt: skip
 """The commands of ``fedsrv`` and ``fedcli``, by what people do with them."""
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import psutil
 
-from fedsrv.sweep.execution import _run
-from fedsrv.sweep.plan import PlannedRun
+from fedplugins.studies.execution import _run
+from fedplugins.studies.plan import PlannedRun
 
 DAEMONS = ("munged", "slurmctld", "slurmd")
 COMMANDS = ("sbatch", "scancel", "scontrol", "sinfo", "squeue", "srun", "sacct")

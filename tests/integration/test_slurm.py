@@ -16,9 +16,9 @@ import pytest
 import tomli_w
 
 from fedmodels.resolution import experiment_of
-from fedsrv.sweep import slurm
-from fedsrv.sweep.plan import Cell, PlannedRun
-from fedsrv.sweep.slurm import slurm_jobs
+from fedplugins.studies import slurm
+from fedplugins.studies.plan import Cell, PlannedRun
+from fedplugins.studies.slurm import slurm_jobs
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import tables
 from tests.integration.harness import (

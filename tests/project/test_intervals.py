@@ -21,9 +21,9 @@ from scipy.stats import t
 from benchmarks.papers.table import tables_of
 from benchmarks.papers.views import ALL, CLASSES, MET, OWN, WHOLE, in_the_papers_view
 from benchmarks.records import MARKED, PAGES, RECORDS, ROOT
+from fedplugins.studies.outcome import Outcome, read_record, values_of
+from fedplugins.studies.plan import Cell
 from fedsrv.report.frame import CONFIDENCE
-from fedsrv.sweep.outcome import Outcome, read_record, values_of
-from fedsrv.sweep.plan import Cell
 
 Values = Mapping[Cell, Mapping[int, float | None]]
 

@@ -8,8 +8,8 @@ from benchmarks.papers import lengths
 from benchmarks.papers.table import tables_of
 from benchmarks.papers.views import in_the_papers_view
 from benchmarks.records import PAGES, RECORDS
-from fedsrv.sweep.outcome import read_record
-from fedsrv.sweep.plan import Cell
+from fedplugins.studies.outcome import read_record
+from fedplugins.studies.plan import Cell
 from tests.project.test_intervals import shown_on
 
 HEADS = f"| claim | verdict | {lengths.HEADING} | study |\n|---|---|---|---|"

@@ -15,8 +15,8 @@ from benchmarks.papers.table import PAPERS, ROOT, Table, tables_of
 from fedmodels.methods import make
 from fedmodels.numerics.metric_tables import is_known
 from fedmodels.training.asked import local_view
-from fedsrv.sweep.columns import FIXED
-from fedsrv.sweep.plan import Cell
+from fedplugins.studies.columns import FIXED
+from fedplugins.studies.plan import Cell
 
 TABLES = {f"{table.paper}/{table.name}": table for table in tables_of()}
 PRINTED = {

@@ -12,7 +12,7 @@ import pytest
 
 from fedmodels.config.combinations import LISTED, ROOMS
 from fedtide.testing.trial import tiny_experiment
-from tests.sizes import PACKAGES, ROOT, sources
+from tests.sizes import CORE, ROOT, sources
 from tests.test_architecture import MODULES
 
 PLAIN = tiny_experiment()
@@ -77,7 +77,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"parts/compression|training/compression|config/compression|compact_forms",
         r"(?<!De)[cC]ompression",
         """
-        fedmodels/config/combinations.py fedmodels/config/experiment.py fedsrv/sweep/plan.py
+        fedmodels/config/combinations.py fedmodels/config/experiment.py
         """,
     ),
     "robust rules": (
@@ -131,8 +131,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"fedsrv\.report",
         """
         fedsrv/cli.py fedsrv/dashboard/live.py fedsrv/launch/launcher.py fedsrv/launch/progress.py
-        fedsrv/sweep/columns.py fedsrv/sweep/outcome.py fedsrv/sweep/sweeping.py
-        fedsrv/sweep/tables.py fedsrv/tracking/trackers.py fedtide/runs.py
+        fedsrv/tracking/trackers.py fedtide/runs.py
         """,
     ),
     "page server": (
@@ -147,7 +146,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"ray_|slurm",
         r"\bray_\w+|\bRay[A-Z]\w+|slurm",
         """
-        fedsrv/cli.py fedsrv/commands/sweep.py fedsrv/launch/launcher.py fedsrv/sweep/sweeping.py
+        fedsrv/cli.py fedsrv/launch/launcher.py
         """,
     ),
     "open runs": (
@@ -288,7 +287,7 @@ def test_no_other_file_names_a_part(part):
     own, words, known = NAMED[part]
     places = {
         path: path.relative_to(ROOT).as_posix().removeprefix("models/")
-        for package in PACKAGES
+        for package in CORE
         for path in sources(package)
         if package != "fedpb"
     }

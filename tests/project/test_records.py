@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import measured, records
 from fedmodels.errors import ConfigError
-from fedsrv.sweep.outcome import read_record, to_json
-from fedsrv.sweep.plan import Sweep
+from fedplugins.studies.outcome import read_record, to_json
+from fedplugins.studies.plan import Sweep
 
 PAGES = sorted(records.PAGES.glob("*.md"))
 RECORDS = sorted(records.RECORDS.glob("*.json"))

@@ -10,9 +10,9 @@ from benchmarks.records import RECORDS
 from fedmodels.config.experiment import Experiment
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
-from fedsrv.sweep.fairness import fairness
-from fedsrv.sweep.outcome import read_record
-from fedsrv.sweep.plan import Sweep, plan
+from fedplugins.studies.fairness import fairness
+from fedplugins.studies.outcome import read_record
+from fedplugins.studies.plan import Sweep, plan
 
 ROOT = Path(__file__).parents[2]
 STUDIES = sorted((ROOT / "benchmarks" / "studies").glob("*.toml"))

@@ -21,21 +21,28 @@ from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
 from fedmodels.numerics.metric_tables import metric
+from fedplugins.studies.columns import Watch, check_names, faults
+from fedplugins.studies.execution import Call, Each, Grave, Say, execute
+from fedplugins.studies.fairness import fairness
+from fedplugins.studies.outcome import (
+    ForPapers,
+    Outcome,
+    outcome_of,
+    read_numbers,
+    to_json,
+    unit_of,
+)
+from fedplugins.studies.plan import Cell, PlannedRun, Sweep, plan
+from fedplugins.studies.progress import SweepProgress
+from fedplugins.studies.ray_runs import ray_runs
+from fedplugins.studies.slurm import slurm_jobs
+from fedplugins.studies.tables import draw, page, section_of, write_csv
 from fedsrv.ray_cluster import RAY, address_in
 from fedsrv.report.comparison import headline, least_of
 from fedsrv.report.frame import SeedGroup, group_runs
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_directory import make_directory
 from fedsrv.state.run_record import RunRecord, read_run
-from fedsrv.sweep.columns import Watch, check_names, faults
-from fedsrv.sweep.execution import Call, Each, Grave, Say, execute
-from fedsrv.sweep.fairness import fairness
-from fedsrv.sweep.outcome import ForPapers, Outcome, outcome_of, read_numbers, to_json, unit_of
-from fedsrv.sweep.plan import Cell, PlannedRun, Sweep, plan
-from fedsrv.sweep.progress import SweepProgress
-from fedsrv.sweep.ray_runs import ray_runs
-from fedsrv.sweep.slurm import slurm_jobs
-from fedsrv.sweep.tables import draw, page, section_of, write_csv
 
 
 def run_sweep(

@@ -15,7 +15,7 @@ from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.training.stepped import Stepped
-from fedsrv.sweep.plan import CONTRACT, PlannedRun, Sweep
+from fedplugins.studies.plan import CONTRACT, PlannedRun, Sweep
 
 DEFAULTS = "defaults"
 FEW = 3

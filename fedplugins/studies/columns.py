@@ -12,12 +12,12 @@ from pathlib import Path
 from fedmodels.errors import ArchiveError, ConfigError, suggestion
 from fedmodels.methods import method_class
 from fedmodels.numerics.metric_tables import METRICS, is_known
+from fedplugins.studies.execution import Grave, Say
+from fedplugins.studies.outcome import read_numbers, tables_of
+from fedplugins.studies.plan import PlannedRun, Sweep
 from fedsrv.report.comparison import SPENT
 from fedsrv.report.frame import RunNumbers
 from fedsrv.state.run_record import read_run
-from fedsrv.sweep.execution import Grave, Say
-from fedsrv.sweep.outcome import read_numbers, tables_of
-from fedsrv.sweep.plan import PlannedRun, Sweep
 
 COMPUTE = ("macs_per_example", "training_macs", "peak_client_rss_bytes")
 FIXED: Mapping[str, Iterable[str]] = {**SPENT, "compute": COMPUTE}

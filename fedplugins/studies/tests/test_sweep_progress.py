@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from fedplugins.studies import progress as module
+from fedplugins.studies.plan import PlannedRun
+from fedplugins.studies.progress import MAX_SHOWN, SweepProgress
 from fedsrv.event_lines import EventFormatter
 from fedsrv.events import Event
-from fedsrv.sweep import progress as module
-from fedsrv.sweep.plan import PlannedRun
-from fedsrv.sweep.progress import MAX_SHOWN, SweepProgress
 
 
 @dataclass

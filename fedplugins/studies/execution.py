@@ -18,8 +18,8 @@ from fedmodels.errors import Interrupted, RunStopped, reason_of
 from fedmodels.files import write_atomically
 from fedmodels.processes import end_with_parent
 from fedmodels.times import POLL_S
+from fedplugins.studies.plan import PlannedRun
 from fedsrv.state.run_directory import may_hold_a_run
-from fedsrv.sweep.plan import PlannedRun
 
 Say = Callable[[str], None]
 """Is told a line; :class:`Grave` where ``--quiet`` says it, too."""

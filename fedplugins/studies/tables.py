@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from fedmodels.charts import Chart, Spread, document
 from fedmodels.files import replacing, write_atomically
+from fedplugins.studies.outcome import Outcome, unit_of
+from fedplugins.studies.plan import Cell
 from fedsrv.report import panels
 from fedsrv.report.frame import FALSE_DISCOVERIES, Difference, known, spread_of
-from fedsrv.sweep.outcome import Outcome, unit_of
-from fedsrv.sweep.plan import Cell
 
 if TYPE_CHECKING:
     from fedsrv.report.page import Section

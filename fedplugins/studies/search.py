@@ -19,9 +19,9 @@ from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.files import write_atomically
 from fedmodels.numerics.randomness import derive_seed
+from fedplugins.studies.execution import Grave, RunCommand, Say, deal_out
+from fedplugins.studies.plan import PlannedRun, Range, Search, Sweep, plan
 from fedsrv.state.run_directory import make_directory
-from fedsrv.sweep.execution import Grave, RunCommand, Say, deal_out
-from fedsrv.sweep.plan import PlannedRun, Range, Search, Sweep, plan
 
 JOURNAL = "optuna.log"
 """The file in the directory of a search that optuna's dashboard reads, a study for each row."""

@@ -14,13 +14,13 @@ import tomli_w
 
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedplugins.studies.outcome import ForPapers, Outcome, read_record, to_json
+from fedplugins.studies.plan import Cell, Sweep, plan
+from fedplugins.studies.tables import charts_of, draw, page, section_of
 from fedsrv.report.frame import RunNumbers, kept_up_to, winner
 from fedsrv.report.table import Name, Table
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_record import read_run
-from fedsrv.sweep.outcome import ForPapers, Outcome, read_record, to_json
-from fedsrv.sweep.plan import Cell, Sweep, plan
-from fedsrv.sweep.tables import charts_of, draw, page, section_of
 from tests.conftest import TABLES
 
 LENGTHS = {"1 × rounds": 1, "2 × rounds": 2}

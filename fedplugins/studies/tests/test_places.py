@@ -14,10 +14,10 @@ import pytest
 import tomli_w
 
 from fedmodels.errors import ConfigError, RunFailed
-from fedsrv.sweep import slurm
-from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
-from fedsrv.sweep.slurm import slurm_jobs
-from fedsrv.sweep.sweeping import place_of, run_sweep
+from fedplugins.studies import slurm
+from fedplugins.studies.plan import Cell, PlannedRun, Sweep
+from fedplugins.studies.slurm import slurm_jobs
+from fedplugins.studies.sweeping import place_of, run_sweep
 from tests.conftest import TABLES
 
 NEEDS_SUBMITIT = pytest.mark.skipif(

@@ -24,6 +24,8 @@ from typing import Any, cast
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.numerics.metric_tables import metric, with_population
+from fedplugins.studies.fairness import fairness
+from fedplugins.studies.plan import Cell, PlannedRun, Sweep
 from fedsrv.report.frame import (
     Difference,
     RunNumbers,
@@ -36,8 +38,6 @@ from fedsrv.report.frame import (
 )
 from fedsrv.report.table import Name, Table
 from fedsrv.state.run_record import RunRecord, read_run
-from fedsrv.sweep.fairness import fairness
-from fedsrv.sweep.plan import Cell, PlannedRun, Sweep
 
 UNITS = {
     "bytes": (1e-6, "{:.1f}"),

@@ -16,11 +16,11 @@ import pytest
 import tomli_w
 
 from fedmodels.errors import ConfigError, RunFailed, RunStopped
+from fedplugins.studies import execution, search
+from fedplugins.studies.plan import Sweep, plan
+from fedplugins.studies.search import run_search, scores_of
+from fedplugins.studies.sweeping import check_chooses, choices
 from fedsrv.cli import main
-from fedsrv.sweep import execution, search
-from fedsrv.sweep.plan import Sweep, plan
-from fedsrv.sweep.search import run_search, scores_of
-from fedsrv.sweep.sweeping import check_chooses, choices
 from tests.conftest import TABLES
 
 ROOT = Path(__file__).parents[3]

@@ -19,12 +19,14 @@ from fedmodels.printable import event_of, json_text
 from fedsrv.commands.options import set_up
 
 if TYPE_CHECKING:
-    from fedsrv.sweep.outcome import Outcome
+    from fedplugins.studies.outcome import Outcome
 
 sweep_app = typer.Typer()
 
 
-@sweep_app.command(epilog="What the file may say: docs/results.md#the-file-of-a-sweep")
+@sweep_app.command(
+    rich_help_panel="Run", epilog="What the file may say: docs/results.md#the-file-of-a-sweep"
+)
 def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
     out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
@@ -68,8 +70,8 @@ def sweep(
     from rich.console import Console
 
     from fedmodels.log_lines import outlive_readers
-    from fedsrv.sweep.plan import Sweep
-    from fedsrv.sweep.sweeping import run_sweep
+    from fedplugins.studies.plan import Sweep
+    from fedplugins.studies.sweeping import run_sweep
 
     outlive_readers()
     rows, sets = only or (), sets or []
@@ -84,7 +86,7 @@ def sweep(
             )
         if len(seeds or ()) > 1:
             raise ConfigError("--search runs each trial with one seed: give one --seed")
-        from fedsrv.sweep.search import run_search
+        from fedplugins.studies.search import run_search
 
         wanted = [*(only or found.methods)]
         return run_search(found, out, wanted, (seeds or found.seeds)[0], sets, say, jobs or 1)
@@ -97,7 +99,7 @@ def sweep(
 
 def _say(line: str, *, level: int, as_json: bool) -> None:
     """Print a line that matters enough, or an object of it."""
-    from fedsrv.sweep.execution import Grave
+    from fedplugins.studies.execution import Grave
 
     matters = LogLevel.WARNING if isinstance(line, Grave) else LogLevel.INFO
     if matters.number >= level:
@@ -106,7 +108,7 @@ def _say(line: str, *, level: int, as_json: bool) -> None:
 
 def _show(outcome: Outcome, *, says: bool) -> None:
     """Print the tables as the object that ``record.json`` holds."""
-    from fedsrv.sweep.outcome import to_json
+    from fedplugins.studies.outcome import to_json
 
     if says:
         typer.echo(_object("tables", json.loads(to_json(outcome))))

@@ -23,13 +23,13 @@ from fedmodels.config_file import parse_experiment, read_experiment
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.own_code import with_place
+from fedplugins.studies import execution
+from fedplugins.studies.columns import check_names, faults
+from fedplugins.studies.outcome import Outcome, read_numbers
+from fedplugins.studies.plan import Cell, Sweep, config_for, plan
+from fedplugins.studies.sweeping import run_sweep
 from fedsrv.report.frame import RunNumbers, difference, group_runs
 from fedsrv.state.run_record import read_run
-from fedsrv.sweep import execution
-from fedsrv.sweep.columns import check_names, faults
-from fedsrv.sweep.outcome import Outcome, read_numbers
-from fedsrv.sweep.plan import Cell, Sweep, config_for, plan
-from fedsrv.sweep.sweeping import run_sweep
 from tests.conftest import TABLES
 
 ROOT = Path(__file__).parents[3]
@@ -87,7 +87,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     found = Launches()
     monkeypatch.setattr(execution, "_run", found)
     monkeypatch.setattr(
-        "fedsrv.sweep.sweeping.write_html", lambda runs, path, further, private: path.write_text("")
+        "fedplugins.studies.sweeping.write_html",
+        lambda runs, path, further, private: path.write_text(""),
     )
     return found
 
@@ -440,7 +441,7 @@ def test_only_a_cluster_gets_absolute_paths(sweep, tmp_path, launches, monkeypat
         places.append(out)
         return nullcontext(lambda call, runs: ((run, call(run, say)) for run in runs))
 
-    monkeypatch.setattr("fedsrv.sweep.sweeping.place_of", place_of)
+    monkeypatch.setattr("fedplugins.studies.sweeping.place_of", place_of)
     run_sweep(sweep(), Path("out"), seeds=[0], on=on, say=lambda line: None)
     outs = {Path(c[c.index("--out") + 1]).parent for c in launches.commands}
     assert outs == {*places} == {tmp_path / "out" if on else Path("out")}
@@ -519,10 +520,10 @@ def test_what_no_run_can_have_is_told_before_any_run(sweep, tmp_path, launches):
 def test_what_no_row_of_ones_own_has_is_told_when_each_has_ended_once(
     sweep, tmp_path, launches, monkeypatch
 ):
-    monkeypatch.setattr("fedsrv.sweep.columns._is_from_here", lambda row: False)
+    monkeypatch.setattr("fedplugins.studies.columns._is_from_here", lambda row: False)
     said: list[str] = []
     in_turn = nullcontext(lambda call, runs: ((run, call(run, said.append)) for run in runs))
-    monkeypatch.setattr("fedsrv.sweep.sweeping.place_of", lambda *_: in_turn)
+    monkeypatch.setattr("fedplugins.studies.sweeping.place_of", lambda *_: in_turn)
     columns = {"A": "metrics.a_loc", "mine": "metrics.veolcity", "c": "clients.traind"}
     made = sweep(columns=columns, curves={"mine": "veolcity"})
     with pytest.raises(ConfigError, match=r"column 'mine', 'metrics\.veolcity'"):

@@ -24,8 +24,8 @@ from typing import Any
 from fedmodels.errors import ConfigError, RunFailed, pip_line
 from fedmodels.machine import set_by_sigterm
 from fedmodels.times import JOBS_LOOK_S, SLURM_ANSWER_S, SLURM_ASK_S
-from fedsrv.sweep.execution import Call, Each, Grave, Resources, Say
-from fedsrv.sweep.plan import PlannedRun
+from fedplugins.studies.execution import Call, Each, Grave, Resources, Say
+from fedplugins.studies.plan import PlannedRun
 
 MINUTES = 24 * 60
 """Time of one run unless resources say ``timeout_min``."""

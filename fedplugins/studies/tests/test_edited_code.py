@@ -9,8 +9,8 @@ import tomli_w
 
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
-from fedsrv.sweep.plan import PlannedRun, Sweep, plan
-from fedsrv.sweep.sweeping import run_sweep
+from fedplugins.studies.plan import PlannedRun, Sweep, plan
+from fedplugins.studies.sweeping import run_sweep
 from tests.conftest import TABLES
 
 METHOD = """

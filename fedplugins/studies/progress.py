@@ -21,11 +21,11 @@ from rich.text import Text
 
 from fedmodels.printable import duration, printable
 from fedmodels.times import LOGS_LOOK_S, SAID_EVERY_S
+from fedplugins.studies.execution import Say
+from fedplugins.studies.plan import PlannedRun
 from fedsrv.event_lines import committed_in
 from fedsrv.events import Event
 from fedsrv.run_status import Pace
-from fedsrv.sweep.execution import Say
-from fedsrv.sweep.plan import PlannedRun
 
 MAX_SHOWN = 16
 """Runs under way that are shown by name; the others are counted."""

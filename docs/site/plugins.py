@@ -1,0 +1,34 @@
+"""Prints what each plugin of fedtide brings, for ``models/fedmodels/plugins.json``.
+
+python docs/site/plugins.py > build/plugins.json && mv build/plugins.json models/fedmodels/
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import typer
+
+from fedmodels.plugins import OURS, offered
+
+
+def content() -> dict[str, Any]:
+    """Return the commands of all plugins that come with fedtide."""
+    brought: dict[str, dict[str, Any]] = {}
+    for group in ("fedsrv.commands", "fedcli.commands"):
+        for point in offered(group):
+            if point.module.startswith(f"{OURS}."):
+                brings = brought.setdefault(point.name, {})
+                brings.setdefault("commands", []).extend(commands_of(point.load()))
+    return brought
+
+
+def commands_of(app: typer.Typer) -> list[str]:
+    """Return the names of an app's commands."""
+    made = (command.name or command.callback.__name__ for command in app.registered_commands)
+    return sorted(name.replace("_", "-") for name in made)
+
+
+if __name__ == "__main__":
+    print(json.dumps(content(), indent=1, sort_keys=True))

@@ -1,0 +1,12 @@
+"""The fixtures of the core's tests, for the tests of each plugin."""
+
+from tests.conftest import (  # noqa: F401
+    digits,
+    experiment,
+    fork_server,
+    pytest_collection,
+    pytest_collection_modifyitems,
+    steer,
+    synced,
+    whole_run,
+)
