@@ -113,12 +113,12 @@ def host_of(
 
         brought["scores"] = score_ledger(rules.scores, ledger, states)
     if rules.min_cohort or cert is not None:
-        from fedcli.parts.secure_peers import SecurePeers, SumTerms
+        from fedcli.parts.sum_terms import SumTerms, signing
 
         # a site that stays has a directory of states for each run, and one note for all of them
         place = states.absolute().parents[1 if run_id else 0]
-        peers = SecurePeers.of(*tls, crl, rules.min_cohort)
-        brought["sums"] = SumTerms(peers, rules.min_cohort, place, rules.takes_changing_sums)
+        signs = signing(*tls, crl, rules.min_cohort)
+        brought["sums"] = SumTerms(signs, rules.min_cohort, place, rules.takes_changing_sums)
     if incoming is not None:
         from fedcli.runtime.announcer import Watched
 

@@ -14,7 +14,8 @@ import grpc
 import torch
 
 from fedcli.data.store.opened_data import open_data
-from fedcli.parts.secure_peers import SecurePeers, SumTerms
+from fedcli.parts.secure_peers import SecurePeers
+from fedcli.parts.sum_terms import SumTerms
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
@@ -129,7 +130,8 @@ class Stage:
         worker = Worker(
             client, open_data(self.data, client),
             StateDirectory(self.out / "clients" / str(client)),
-            self.experiment, torch.device("cpu"), brought={"sums": SumTerms(self.signing(client))},
+            self.experiment, torch.device("cpu"),
+            brought={"sums": SumTerms(lambda: self.signing(client))},
         )  # fmt: skip
         request = rpc.JoinRequest(
             client_id=str(client), description=description_of(self.announcement(client)),

@@ -22,7 +22,8 @@ from typing import Any
 
 from fedcli.gate.gate import MASKED
 from fedcli.parts.fixed_group import NAME, FixedGroup
-from fedcli.parts.secure_peers import SecurePeers, SumTerms, check_run
+from fedcli.parts.secure_peers import SecurePeers, check_run
+from fedcli.parts.sum_terms import SumTerms
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedcli.runtime.sessions import write_private
 from fedmodels.config.privacy import MIN_GROUP, SecureSum

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.privacy import masks_of
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.tensors.bundle import ClientId
 from fedpb.identities import CLIENT, role_of
 from fedpb.peer_certificates import PeerCertificates, check_counted, check_keys
 from fedpb.pem import authorities_of, identities_of, read_pem
@@ -162,28 +160,6 @@ class SecurePeers:
         for client, signature in agreed.items():
             with _named(client, "it has not agreed on whose uploads came"):
                 check_counted(signers[client], self.run_id, terms, client, asked.counted, signature)
-
-
-@dataclass(frozen=True)
-class SumTerms:
-    """What a site wants of secure sums."""
-
-    peers: SecurePeers | None = None
-    """Signs for the clients of the process; None without a certificate."""
-    least: int = 0
-    """Certificates in a sum at least; 0 for any."""
-    notes: Path | None = None
-    """Where the site notes the fixed group of each client, for all its runs; None leaves the note
-    in the client's state directory."""
-    changing: bool = False
-    """Whether the clients of its sums may change: the site says so, or requires clients' noise."""
-
-    def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
-        """Check that a run's sums are such as the site wants; raise ConfigError if not."""
-        if any(isinstance(client, int) for client in clients):
-            check_run(experiment, self.peers, self.least, changing=self.changing)
-        if self.peers is not None:
-            self.peers.run_id = run_id
 
 
 def check_run(

@@ -27,6 +27,7 @@ from fedcli.serving.model_server import ModelServer
 from fedcli.serving.served_inputs import WINDOW
 from fedcli.serving.site import AT_ALARM, OWED, RATE, Site, TooFast, places_of
 from fedmodels.errors import ArchiveNotWritten, ConfigError, DataError
+from fedmodels.numerics.data_drift import MAX_EXAMPLES
 from tests.fedcli.test_open_inference import Served, tensor
 from tests.fedcli.test_serving import Killed, facts, put_live, typed
 
@@ -505,6 +506,28 @@ def test_inputs_that_moved_are_told_and_labels_become_a_task_at_once(root, live,
     asked(third, now, points(WINDOW, 22, shift=3.0)[0])
     third.end()
     assert "moved from its data" not in caplog.text, "the alarm lasts, also over a restart"
+
+
+def test_a_request_is_a_session_and_a_long_test_part_counts_from_end_to_end(
+    root, live, monkeypatch
+):
+    """Rows of one recording resemble each other, and test parts lie in the order of time."""
+    compared = list[Any]()
+    monkeypatch.setattr("fedcli.serving.served_inputs.moved", lambda *given: compared.extend(given))
+    x, y = points(3000)
+    x[:, 1] = np.linspace(0, 1, len(x))
+    np.save(root / "7/task-0/test_x.npy", x)
+    np.save(root / "7/task-0/test_y.npy", y)
+    here, now = Site(root, 7, None), live.now()
+    for size in (40, 60, 100):
+        asked(here, now, points(size, size)[0])
+    here.end()
+    (reference,), none, served = compared
+    assert none is None
+    assert served.mix.sum(1).tolist() == [40, 60, 100]
+    means = reference.cells[:, 1].sort().values
+    assert reference.mix.sum() == MAX_EXAMPLES
+    assert (means[0] < 0.2, means[-1] > 0.8) == (True, True)
 
 
 def test_a_model_that_is_asked_nothing_new_and_a_client_without_test_data(root, live):

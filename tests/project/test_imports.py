@@ -101,6 +101,33 @@ assert asked > 30, asked
 """One process: what every method says of what travels. Tensors of torch's meta device made *like*
 others import sympy and mpmath, 485 modules, at every site."""
 
+JOIN = """
+import sys
+from pathlib import Path
+
+import torch
+
+from fedcli.joining import host_of
+from fedsrv.identity.certificates import init_authority, issue
+from fedtide.testing.trial import digits_in, tiny_experiment
+
+place, data = Path("certs"), digits_in(Path("data"))
+init_authority(place)
+cert, key = issue(place, "0")
+host = host_of(
+    [0], "localhost:1", data, Path("states"), torch.device("cpu"),
+    tls=(place / "ca.pem", cert, key),
+)
+terms = host.workers.brought["sums"]
+terms.joined(tiny_experiment(), "0" * 32, [0])
+loaded = {name for name in sys.modules if "secure_" in name.rpartition(".")[2]}
+assert not {name for name in loaded if name.startswith("fedcli")}, loaded
+terms.joined(tiny_experiment(privacy={"secure_sum": True}), "0" * 32, [0])
+assert terms.peers.run_id == "0" * 32
+assert "fedcli.parts.secure_peers" in sys.modules
+"""
+"""A certificate says who a client is, in any run; secure sums alone sign with it."""
+
 
 def check(program: str, where: Path) -> None:
     done = subprocess.run(
@@ -122,6 +149,10 @@ def test_a_module_imports_what_it_needs(module, tmp_path):
 
 def test_nets_coordinator_and_runs_load_neither_the_compiler_of_torch_nor_scikit_learn(tmp_path):
     check(RUN, tmp_path)
+
+
+def test_a_certificate_alone_loads_nothing_of_secure_sums(tmp_path):
+    check(JOIN, tmp_path)
 
 
 def test_what_a_method_says_of_what_travels_imports_no_algebra(tmp_path):

@@ -35,8 +35,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """,
     ),
     "secure sums": (
-        r"secure_",
-        r"Secure[A-Z]\w+|secure_(?!channel|server|port)\w+",
+        r"secure_|sum_terms",
+        r"Secure[A-Z]\w+|SumTerms|secure_(?!channel|server|port)\w+",
         """
         fedcli/gate/privacy_floor.py fedcli/joining.py fedcli/runtime/released.py
         fedmodels/config/combinations.py fedmodels/config/privacy.py

@@ -165,6 +165,23 @@ def test_each_example_is_a_row_of_its_domain_and_its_concept():
     assert made.global_test.tolist() == [0, 1, 2, 3, 4]
 
 
+def test_what_an_example_of_a_mixture_shows_does_not_follow_from_its_place():
+    """Files are often sorted, by class or by time: a look in their order would follow those."""
+    table = scenario(
+        tasks=3, concepts={"show": ["plain", "swap 0 1"], "when": "gradual", "every": 2}
+    )
+    tasks = tuple(TaskIndices(np.arange(40 * t, 40 * t + 40), np.array([t])) for t in range(3))
+    orders = set()
+    for seed in range(3):
+        _, train, _ = shown(table, Partition((tasks,), np.arange(3)), 120, seed)
+        mixed = train.concepts[(train.examples >= 40) & (train.examples < 80)]
+        assert np.bincount(mixed).tolist() == [20, 20]
+        for half in (mixed[:20], mixed[20:]):
+            assert 3 < half.sum() < 17
+        orders.add(tuple(mixed.tolist()))
+    assert len(orders) == 3
+
+
 def test_an_example_of_two_clients_has_a_row_for_each_look():
     both = (TaskIndices(np.array([0, 2]), np.array([0])),)
     table = scenario(domains={"show": ["plain", "invert"], "when": "never", "first": "by_client"})

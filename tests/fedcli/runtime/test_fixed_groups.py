@@ -17,7 +17,8 @@ from fedcli.gate.rules import Rules
 from fedcli.parts import fixed_group
 from fedcli.parts.fixed_group import NAME, FixedGroup
 from fedcli.parts.secure_client import SecureSums
-from fedcli.parts.secure_peers import SumTerms, check_run
+from fedcli.parts.secure_peers import check_run
+from fedcli.parts.sum_terms import SumTerms
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import added
 from fedmodels.tensors.bundle import Bundle

@@ -163,6 +163,33 @@ def test_a_task_that_was_not_trained_on_says_nothing_of_the_model():
     assert loaded("") == 1.0
 
 
+def choice(view: str, state: Bundle, *multiples: float) -> int:
+    """Return which model a client loads on its first task: each a multiple of (1, -1); y is 1."""
+    weights = [torch.tensor([[a], [-a]]) for a in multiples]
+    payload = Bundle({f"model{j}/{HEAD}": w for j, w in enumerate(weights)})
+    ctx = linear_context(ifca(models=len(weights)), [[1.0]], [1])
+    ctx = replace(ctx, view=view, made={})
+    make("ifca", models=len(weights)).load(ctx, payload, state)
+    held = weights_of(ctx.net)[HEAD]
+    (found,) = [j for j, w in enumerate(weights) if torch.allclose(held, w, equal_nan=True)]
+    return found
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_model_that_diverged_is_nobodys(broken):
+    """Its loss is NaN, and the least for argmin."""
+    multiples = [-1.0, -1.0]
+    multiples[broken] = float("nan")
+    assert choice("", NEVER, *multiples) == 1 - broken
+
+
+@pytest.mark.parametrize("view", ["after_local", "after_downlink"])
+def test_a_client_is_scored_with_the_model_that_fits_its_task_now(view):
+    """It trained model 0 on this task; the means moved since, and model 1 has the least loss."""
+    assert choice(view, Bundle(scalars={"model": 0.0, "task": 0.0}), 1.0, -1.0) == 1
+    assert choice(view, Bundle(scalars={"model": 1.0, "task": 0.0}), -1.0, 1.0) == 0
+
+
 def test_a_rule_holds_within_each_group():
     """Krum with one attacker needs five uploads: a smaller group is left out; all small: raises."""
     rule = rule_of(Reduction(reduce="median"))

@@ -58,6 +58,14 @@ def test_forgetting_and_backward_transfer_by_domain():
     assert transfer_by_domain(scored, [0, 0, 1, 0])[0].keys() == {1}
 
 
+def test_a_domain_may_be_known_better_than_ever_before():
+    """Forgetting is below 0 then: the best *earlier* accuracy, not that of the last task itself."""
+    scored = [(0, 0, {0: 0.5}), (1, 1, {0: 0.7, 1: 0.9})]
+    forgotten, transfer = transfer_by_domain(scored, [0, 1])
+    assert forgotten == pytest.approx({0: -0.2})
+    assert transfer == pytest.approx({0: 0.2})
+
+
 def test_a_domain_without_a_score_at_its_own_tasks_is_left_out():
     """Its task 1 has nothing to test on, and it was away at task 2."""
     scored = [(0, 0, {0: 0.8}), (1, 1, {0: 0.7}), (3, 3, {2: 0.6}), (4, 4, {2: 0.5, 4: 0.9})]
