@@ -232,8 +232,12 @@ class Store:
         """Complete the last committed record with its scores; RunFailed if it cannot be written."""
         with writing(self.path):
             require_place(self.path, self._lock_file)
+            has_line = self.ledger.pending() is None
             self.ledger.complete(record)
-            self._append(record)
+            if has_line:  # a run that ends early scores what it had passed over
+                self.rewrite_lines()
+            else:
+                self._append(record)
 
     def _new_watermark(self) -> dict[str, str]:
         """Return the fact that says the watermark, where it is not stored yet."""

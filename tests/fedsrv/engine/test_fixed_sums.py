@@ -17,6 +17,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
 from fedsrv.parts.secure_failures import IN_A_ROW, SpoiledSums
 from fedsrv.parts.secure_rounds import hidden_line
+from fedsrv.state.verification import falsified
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -128,8 +129,9 @@ def test_a_run_whose_only_group_keeps_coming_to_nothing_ends_with_a_line(data, t
     """It keeps the last model that counts, and does not train in vain to its last round."""
     stage = Stage(six(9, groups=1), data, tmp_path / "run", on(beyond, *range(1, 9)))
     summary = stage.run()
-    found = {record["interaction"]: record["cohort"] for record in records_of(stage.out)}
-    assert found == {0: [*range(6)], 1: [], 2: [], 3: []}
+    assert cohorts(stage) == [[*range(6)], [], [], []]
+    assert [record["interaction"] for record in records_of(stage.out)] == [0, 1, 2, 3]
+    assert falsified(stage.out) == []
     assert (
         summary["state_sha256"]
         == Stage(six(1, groups=1), data, tmp_path / "one", on(silent, 9)).run()["state_sha256"]
