@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
+import numpy as np
 import pytest
 
+from benchmarks.attacks import lying_coordinator
 from benchmarks.attacks.lying_coordinator import (
     NOISE,
     Ask,
+    Heard,
     epsilon_of,
     play,
     play_early,
     scores,
+    unpaid,
 )
 from fedcli.gate.gate import Gate
 from fedcli.parts.privacy import clients
@@ -69,6 +75,31 @@ def test_it_finds_noise_that_comes_twice(digits, tmp_path, monkeypatch):
 
     monkeypatch.setattr(clients, "with_own_noise", alike)
     assert "its noise is that of upload" in found_in(digits, tmp_path)
+
+
+def heard_with(noise, uploads):
+    sent = [{"weights/net": one} for one in noise]
+    return Heard({}, sent, ["lie"] * uploads, [0] * uploads, "", ["Push"] * uploads)
+
+
+def unpaid_of(monkeypatch, tmp_path, uploads, charged, rng, size=1210):
+    """Return what is found of uploads that are noise alone, so many of which are charged."""
+    ledger = Mock(epsilon=Mock(return_value=epsilon_of(charged**0.5 / NOISE)))
+    monkeypatch.setattr(lying_coordinator, "PrivacyLedger", Mock(return_value=ledger))
+    sites = [heard_with(NOISE * rng.standard_normal((uploads, size)), uploads) for _ in range(2)]
+    return unpaid("client", *sites, [1.0] * uploads, tmp_path / "site.db")
+
+
+def test_noise_that_chance_has_measured_smaller_is_no_finding(monkeypatch, tmp_path):
+    """1210 numbers tell their deviation to 2 %, in one site of fifty worse than to 4 %."""
+    rng = np.random.default_rng(0)
+    assert all(unpaid_of(monkeypatch, tmp_path, 3, 3, rng) == [] for _ in range(60))
+
+
+@pytest.mark.parametrize("uploads", [3, 7])
+def test_one_release_too_many_is_found_beside_chance(uploads, monkeypatch, tmp_path):
+    rng = np.random.default_rng(1)
+    assert all(unpaid_of(monkeypatch, tmp_path, uploads, uploads - 1, rng) for _ in range(20))
 
 
 def test_its_closed_form_is_dp_accounting_s():
