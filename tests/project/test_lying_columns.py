@@ -1,0 +1,26 @@
+"""The coordinator that asks for columns which a site does not allow, and that it would notice."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.attacks.lying_columns import ALLOWED, SECRET, config, named_by, play, wishes
+
+pytestmark = pytest.mark.loopback
+
+
+def test_each_wish_is_a_config_that_a_coordinator_may_show():
+    for wish in wishes():
+        config(wish.columns)
+    assert {"label", "target", "labels", "features", "categories", "task", "time"} <= {*named_by()}
+
+
+def test_two_sites_say_the_same_whatever_is_asked_for_that_they_do_not_allow(tmp_path):
+    """Every sixth wish; ``python -m benchmarks.attacks.lying_columns`` asks for all."""
+    assert play(tmp_path, asked=wishes()[::6]) == []
+
+
+def test_it_notices_a_site_that_says_what_follows_from_the_column(tmp_path):
+    (wish,) = (one for one in wishes() if one.what == f"categories = {{'{SECRET}': ['no', 'yes']}}")
+    found = play(tmp_path, [*ALLOWED, SECRET], [wish])
+    assert any("tells of data without noise" in one.what for one in found)
