@@ -314,8 +314,16 @@ class RelayedTrips:
         return group
 
     def group_for(self, client: ClientId, trip: OpenTrip) -> ClientGroup | None:
-        """Return the group that may still take a client's weights; its result is on its way."""
+        """Return the group that may still take a client's weights; its result is on its way.
+
+        A trip that was recalled has none any more. What comes of it would go up whole, past the
+        group of the new orders.
+
+        Raises:
+            NotReady: the trip was recalled.
+        """
         with self.changed:
+            self.below.check_waits_for(client, trip)
             group = self.group if trip in self._grouped else None
             return group if group is not None and group.takes(client) else None
 

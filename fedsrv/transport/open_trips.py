@@ -29,6 +29,7 @@ from fedsrv.transport.refusals import NotReady
 from fedsrv.transport.sessions import Caller, Presence
 
 T = TypeVar("T")
+ISSUED_ANEW = "the order was issued anew; bring the result of the new one"
 
 
 @dataclass(eq=False)
@@ -96,7 +97,7 @@ class OpenTrip:
         comes late. Promises and sums rest on one another: they are of one issue.
         """
         if header.issue not in (0, self.issue):
-            raise NotReady("the order was issued anew; bring the result of the new one")
+            raise NotReady(ISSUED_ANEW)
 
     def fail(self, client: ClientId, why: str) -> None:
         """Note why a client brings no result."""
@@ -258,6 +259,10 @@ class OpenTrips:
     def all(self) -> list[OpenTrip]:
         """Return all trips under way."""
         return self.lasting if self.current is None else [*self.lasting, self.current]
+
+    def waits_for(self, client: ClientId, trip: OpenTrip) -> bool:
+        """Tell whether a trip is under way for a client, who may have answered."""
+        return trip in self.all() and client not in trip.taken
 
     def are_done_with(self, interaction: Interaction) -> bool:
         """Tell whether no lasting trip of this interaction is under way; false before the first."""

@@ -35,7 +35,13 @@ from fedsrv.engine.cohort import (
 )
 from fedsrv.events import EventLog
 from fedsrv.transport.intake import Through
-from fedsrv.transport.open_trips import OpenTrip, OpenTrips, check_enough, what_for
+from fedsrv.transport.open_trips import (
+    ISSUED_ANEW,
+    OpenTrip,
+    OpenTrips,
+    check_enough,
+    what_for,
+)
 from fedsrv.transport.refusals import (
     AlreadyConnected,
     NotReady,
@@ -654,6 +660,12 @@ class RemoteCohort:
                 return None
             trip.check_issue(header)
             return trip
+
+    def check_waits_for(self, client: ClientId, trip: OpenTrip) -> None:
+        """Check that the trip of a result is still under way; NotReady where it was recalled."""
+        with self.changed:
+            if not self._trips.waits_for(client, trip):
+                raise NotReady(ISSUED_ANEW)
 
     def end_result(self, client: ClientId, trip: OpenTrip, arrived: Any) -> bool:
         """Store what a client brought, or why it failed; False when another answer came first.

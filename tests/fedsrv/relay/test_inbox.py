@@ -101,7 +101,7 @@ class World:
         self.trips.begin(Delivery(issue, orders, group=group))
         return self
 
-    def push(self, client, weights=None, interaction=2, **more):
+    def push(self, client, weights=None, interaction=2, meanwhile=lambda: None, **more):
         header = rpc.PushHeader(
             client_id=str(client), token=self.tokens[client], kind=rpc.ORDER_KIND_TRAIN,
             interaction=interaction, trip=9, **more,
@@ -113,7 +113,13 @@ class World:
         encoded = encode(bundle)
         header.bundle.CopyFrom(encoded.header)
         head = rpc.PushRequest(header=header).SerializeToString()
-        return self.service.push(iter([head, *encoded.chunks()]), Context())
+
+        def messages():
+            yield head
+            meanwhile()
+            yield from encoded.chunks()
+
+        return self.service.push(messages(), Context())
 
     def ready(self):
         with self.cohort.changed:
@@ -246,6 +252,21 @@ def test_while_the_coordinator_is_away_a_client_comes_again(world):
         assert not world.ready()
         world.push(client)
     assert members(world.send()[0]) == [3, 4, 5]
+
+
+def test_an_upload_for_an_order_that_the_relay_let_go_of_meanwhile_comes_again(world):
+    """It has no group any more, and must not go up whole, past the group of the new order."""
+
+    def begin_anew():
+        world.trips.recall()
+        world.begin()
+
+    with pytest.raises(Refused, match="issued anew"):
+        world.push(3, meanwhile=begin_anew)
+    assert world.above.told == []
+    for client in COUNTS:
+        world.push(client)
+    assert [*members(world.send()[0])] == [3, 4, 5]
 
 
 def test_a_result_that_had_come_before_is_in_no_sum(world):
