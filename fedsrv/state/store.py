@@ -414,6 +414,7 @@ class Store:
         with writing(self.path):
             self.ledger.set_facts(end=value, **self._new_watermark())
             self.evidence.name_last_line()
+            self._sync_rest()
             self.sync(self.committed)
 
     @owned
@@ -571,6 +572,15 @@ class Store:
         self._sync_log()
         self.owner.run(self._files.synced, files)
         self.evidence.chain.is_safe(head)
+
+    @owned
+    def _sync_rest(self) -> None:
+        """Sync lines and earlier states: a run that has ended is not resumed to write them anew."""
+        sync_path(self.path / "rounds.jsonl")
+        for number in sorted(self._files.kept - {self.committed}):
+            for path in self._files.unsynced(number).paths:
+                with contextlib.suppress(FileNotFoundError):  # of a run whose states were lost
+                    sync_path(path)
 
     @owned
     def _unsynced(self, interaction: Interaction) -> tuple[Head, Unsynced]:

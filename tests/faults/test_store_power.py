@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from contextlib import suppress
@@ -103,6 +104,19 @@ def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out)
     assert store.evidence.audit.differences == []
     assert store.evidence.chain.last["undone_after"] == 0  # its state's file was lost
     store.close()
+    assert verified(out).wrong == []
+
+
+def test_the_lines_of_a_run_are_there_once_it_has_ended(out):
+    """Nobody goes on with it, who would write them anew."""
+    store = Store(out, tiny_experiment(), resume=True)
+    for number in (0, 1):
+        store.commit(record(number), state(number), None)
+    store.end({"state_sha256": ""})
+    os.close(store._lock_file)
+    lose(out, out / "server")
+    lines = (out / "rounds.jsonl").read_text().splitlines()
+    assert [json.loads(line)["interaction"] for line in lines] == [0, 1]
     assert verified(out).wrong == []
 
 
