@@ -101,8 +101,8 @@ class Draw:
         return self.rng.choice(places)
 
     def _fault(self, at: Reached, nth: int) -> Fault:
-        everybody = (LAUNCHER,) if self.launched else tuple({each.role for each in self.census})
-        everybody = (*everybody, at.role)
+        roles = {at.role, LAUNCHER} if self.launched else {each.role for each in self.census}
+        everybody = tuple(sorted(roles))
         kind = self.rng.choices(
             ("self", "coordinator", "all", "machine", "client", "lose", "stop"),
             (8, 2, 2, 3, 2, 2, 6),
