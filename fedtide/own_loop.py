@@ -29,7 +29,7 @@ from fedcli.data.kept_runs import make_room
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
-from fedcli.runtime.staying import Address, Outcome, each_run
+from fedcli.runtime.staying import Address, each_run
 from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.places import check_address
@@ -39,6 +39,7 @@ from fedmodels.files import require_utf8
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
+from fedmodels.staying import Outcome
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -73,9 +73,9 @@ ROOMS = {
         "open_runs", "server_half", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "times", "guarded", "client_ids", "position", "shortages", "machine", "devices",
-        "printable", "charts", "log_lines", "files", "line_file", "code_names", "own_code",
-        "http_server", "spans", "plugins",
+        "errors", "times", "staying", "guarded", "client_ids", "position", "shortages", "machine",
+        "devices", "printable", "charts", "log_lines", "files", "line_file", "code_names",
+        "own_code", "http_server", "spans", "plugins",
         "completion", "help_panels", "commands", "processes", "tensors", "class_names",
         "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
         "privacy", "training", "techniques", "methods", "parts",

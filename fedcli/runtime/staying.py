@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -22,12 +21,13 @@ import grpc
 from fedcli.data.kept_runs import make_room
 from fedcli.gate.rules import Rules
 from fedmodels.config.privacy import LEDGER
-from fedmodels.errors import ArchiveError, ConfigError, SetOut
+from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.machine import end_on_sigterm
 from fedmodels.options import words_of
 from fedmodels.printable import printable
 from fedmodels.processes import run_program
-from fedmodels.times import A_NEW_RUN_S, FIRST_PAUSE_S, LAST_PAUSE_S, OVER_S, SITE_LOOK_S
+from fedmodels.staying import Outcome, pauses
+from fedmodels.times import A_NEW_RUN_S, OVER_S, SITE_LOOK_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
 from fedpb.told import Door, Passed
@@ -43,29 +43,6 @@ a process and files. Each further one takes ``A_NEW_RUN_S``."""
 LEFT = 1000
 """Runs that this site takes no part in any more, of which it knows so."""
 log = logging.getLogger(__name__)
-
-
-class Outcome(Enum):
-    """How taking part in a run ended, and so whether it is joined again."""
-
-    OVER = "is over"
-    """It may be given further rounds: again after a minute."""
-    LATER = "ended by a fault"
-    """As of a link, a disk or data that are away: again, after a longer time each time."""
-    NOT_ALLOWED = "this site stays out of it"
-    """By what the site itself says: again once the run was away, or another one was served."""
-    FOR_GOOD = "goes on without this site"
-    """As the run says: never again."""
-
-    @classmethod
-    def of(cls, status: int) -> Outcome:
-        """Return what the exit status of a process says that took part in a run."""
-        known = {
-            0: cls.OVER,
-            ConfigError.exit_code: cls.NOT_ALLOWED,
-            SetOut.exit_code: cls.FOR_GOOD,
-        }
-        return known.get(status, cls.LATER)
 
 
 @dataclass
@@ -131,7 +108,7 @@ def each_run(
         wait: waits so many seconds.
         now: the time, in seconds.
     """
-    last, left_s, pause_s = "", 0.0, FIRST_PAUSE_S
+    last, left_s, after_faults = "", 0.0, pauses()
     left, allowed = dict[str, None](), _NewRuns(now)
     while True:
         run = runs()
@@ -141,12 +118,12 @@ def each_run(
             wait(SITE_LOOK_S)
             continue
         if run != last:
-            pause_s = FIRST_PAUSE_S
+            after_faults = pauses()
         log.info("run %s: joins", run)
         outcome, last = (yield run), run
         if outcome is Outcome.LATER:
-            log.warning("run %s: %s; again in %g s", run, outcome.value, pause_s)
-            left_s, pause_s = pause_s, min(2 * pause_s, LAST_PAUSE_S)
+            left_s = next(after_faults)
+            log.warning("run %s: %s; again in %g s", run, outcome.value, left_s)
             continue
         level = logging.INFO if outcome is Outcome.OVER else logging.WARNING
         log.log(level, "run %s: %s", run, outcome.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from fedmodels.log_lines import LogLevel
 from fedmodels.machine import end_on_sigterm
 from fedmodels.options import AsJson, Level, Quiet
 from fedsrv.commands import options
+
+log = logging.getLogger("fedsrv")
 
 
 def relay(
@@ -43,6 +46,12 @@ def relay(
         Path | None,
         typer.Option(metavar="DIR", help="Keep a log there of who called; fedsrv audit shows it."),
     ] = None,
+    stay: Annotated[
+        bool,
+        typer.Option(
+            "--stay", help="Relay one run after the other that is served at the address above."
+        ),
+    ] = False,
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
@@ -54,19 +63,31 @@ def relay(
     from fedsrv.coordinator import Listen
     from fedsrv.event_lines import EventPrinter
     from fedsrv.identity.tls import caller_credentials
-    from fedsrv.relay.relaying import Upstream, serve_relay
+    from fedsrv.relay.relaying import RunGone, Upstream, serve_relay
+    from fedsrv.relay.staying import Ready, relay_runs
 
     ids = range_of(clients)
     check_address(up, "--up")
-    above = Upstream(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
-    if up_crl is not None:
-        check = ServerCheck(up, up_ca, up_crl, up_cert, up_key, "--up")
-        above = replace(above, check=check)
-    place = Listen.given(listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl)
+
+    def relay_run(address: str = "", on_ready: Ready = lambda address: None) -> None:
+        above = Upstream(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
+        if up_crl is not None:
+            check = ServerCheck(up, up_ca, up_crl, up_cert, up_key, "--up")
+            above = replace(above, check=check)
+        place = Listen.given(address or listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl)
+        telling = EventPrinter(names_address=not (as_json or address), prints=False)
+        serve_relay(ids, above, place, telling, code or (), audit, on_ready)
+        telling.end()
+
     end_on_sigterm()
-    telling = EventPrinter(names_address=not as_json, prints=False)
-    serve_relay(ids, above, place, telling, code or (), audit)
-    telling.end()
+    if stay:
+        relay_runs(relay_run)
+    more = f"with --stay, a relay goes on with the next run that is served at {up}"
+    try:
+        relay_run()
+    except RunGone as gone:
+        raise RunGone(f"{gone}; {more}") from None
+    log.info("this relay ends with its run; %s", more)
 
 
 def range_of(text: str) -> range:

@@ -19,6 +19,7 @@ from typing import Any
 
 from fedmodels.errors import ConfigError, LinkError, PayloadError
 from fedmodels.guarded import Guarded
+from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.times import LOOK_EVERY_S, MAX_WAIT_S, PAUSE_S, QUIET_S, transfer_s
@@ -42,6 +43,10 @@ MEMORY_MB = 256
 log = logging.getLogger("fedsrv")
 
 
+class RunGone(LinkError):
+    """The run is there no more: it has failed, or another one is served in its place."""
+
+
 @dataclass(frozen=True)
 class Upstream:
     """The coordinator above a relay."""
@@ -59,8 +64,11 @@ def serve_relay(
     telling: EventPrinter,
     code: Sequence[Path] = (),
     log_place: Path | None = None,
+    on_ready: Callable[[str], None] = lambda address: None,
 ) -> None:
     """Pass a run's orders and results on, until it is over.
+
+    The run is that of the client that joins first. None of what is known of it is left for another.
 
     Args:
         clients: who may join.
@@ -69,10 +77,12 @@ def serve_relay(
         telling: says what happens.
         code: custom files whose code may run, if the run's config names them.
         log_place: the directory of a log of calls; none is kept without it.
+        on_ready: told the address, once clients can join.
 
     Raises:
         ConfigError: an argument is no good.
-        LinkError: the coordinator above refused, or the run failed; the clients were told.
+        RunGone: the run failed, or another one is served in its place; the clients were told.
+        LinkError: the coordinator above refused; the clients were told.
     """
     listen.check()
     above.check()
@@ -85,9 +95,11 @@ def serve_relay(
         stack.callback(uplink.close)
         if away := uplink.check():
             log.warning("nobody at %s yet: clients that join here wait (%s)", above.address, away)
+        relaying = Relaying(trips, uplink, above.check)
+        stack.callback(relaying.stop)
         service = RelayService(
             clients, trips, events, uplink,
-            guard=listen.guard(), code=code, journal=journal,
+            guard=listen.guard(), code=code, journal=journal, on_other_run=relaying.leave,
         )  # fmt: skip
         address = listen.at(open_server(stack, service, listen))
         count = len(clients)
@@ -95,8 +107,7 @@ def serve_relay(
         for line in listen.caveats():
             events.tell("note", line=line)
         telling.begin(address, events)
-        relaying = Relaying(trips, uplink, above.check)
-        stack.callback(relaying.stop)
+        on_ready(address)
         with telling_the_end(events):
             relaying.run()
         events.tell("finished", metrics={}, state_sha256="")  # the coordinator's watchers know more
@@ -136,21 +147,29 @@ class Relaying:
         """Relay until the run is over.
 
         Raises:
-            LinkError: the run failed, or the coordinator above refused.
+            RunGone: the run failed, or another one is served.
+            LinkError: the coordinator above refused.
         """
         threading.Thread(target=self._pull_forever, name="pull", daemon=True).start()
         while (group := self._next_group()) is not None:
             self._send(group)
         over = self._why_ended()
-        failure = "" if isinstance(over, RunOver) else str(over).removeprefix(HAS_FAILED)
-        self.below.end(f"{HAS_FAILED}{failure}" if failure else "")
-        if failure:
-            raise LinkError(failure)
-        log.info("the run is over")
+        if isinstance(over, RunOver):
+            self.below.end()
+            return log.info("the run is over")
+        failure = str(over).removeprefix(HAS_FAILED)
+        self.below.end(f"{HAS_FAILED}{failure}")
+        is_gone = isinstance(over, RunGone) or str(over).startswith(HAS_FAILED)
+        raise RunGone(failure) if is_gone else LinkError(failure)
 
     def stop(self) -> None:
         """End the thread that pulls; a Pull that is cancelled from now on is no loss."""
         self._end(LinkError("the relay stops"))
+
+    def leave(self, run: str, other: str) -> None:
+        """End, since another run is served in the place of the one that clients have joined."""
+        now, before = printable(other[:8]), printable(run[:8])
+        self._end(RunGone(f"run {before} is not served any more, and run {now} is"))
 
     def _end(self, why: Exception) -> None:
         with self.trips.changed:

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.guarded import Guarded
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedpb.tables import usual_of, values_of
@@ -29,6 +30,9 @@ log = logging.getLogger(__name__)
 class RelayService:
     """The calls of a relay's clients: a service below, and a link to the coordinator above."""
 
+    _run_id: Guarded[str] = Guarded("_lock")
+    """The one run that is passed on: that of the client that joined first."""
+
     def __init__(
         self,
         clients: range,
@@ -39,11 +43,13 @@ class RelayService:
         guard: Guard | None = None,
         code: Sequence[Path] = (),
         journal: Journal | None = None,
+        on_other_run: Callable[[str, str], None] = lambda run, other: None,
     ) -> None:
         """Pass calls on.
 
         ``code`` are custom files whose code may run, if the run's config names them. ``journal`` is
-        told who did what.
+        told who did what. ``on_other_run`` is told the ids of the run that clients have joined and
+        of another one, once the coordinator above serves that.
         """
         self.name = f"{clients[0]}-{clients[-1]}"
         """The relay's name above: the ids of its clients, so it is the same after a restart."""
@@ -61,6 +67,8 @@ class RelayService:
         self.pull, self.push, self.watch = below.pull, below.push, below.watch
         self.push_several = below.push_several
         self._told = ""
+        self._lock, self._on_other_run = trips.changed, on_other_run
+        self._run_id = ""
         self._last: RelayedRun | None = None
         """The run of the client that joined last; most clients have the same problem."""
 
@@ -75,7 +83,9 @@ class RelayService:
     ) -> rpc.PrepareResponse:
         """Pass on that a client asks how its files are to be cut."""
         self.below.client(request.client_id, context)
-        return self.uplink.prepare(request)
+        reply = self.uplink.prepare(request)
+        self._is_another(reply.run_id)
+        return reply
 
     @coded
     def join(self, request: rpc.JoinRequest, context: grpc.ServicerContext) -> rpc.JoinResponse:
@@ -83,6 +93,7 @@ class RelayService:
         client = self.below.client(request.client_id, context)
         self._begin_join(request, context)
         reply = self._passed(self.uplink.join, request)
+        self._begin_run(reply.run_id)
         self._learn(client, reply, request.description)
         token = request.token or reply.token
         self._admit(context, client, token, request.versions, request.start_over)
@@ -96,10 +107,31 @@ class RelayService:
         clients = [self.below.client(one.client_id, context) for one in request.clients]
         self._begin_join(request, context)
         reply = self._passed(self.uplink.join_several, request)
+        self._begin_run(reply.joined.run_id)
         for client, one in zip(clients, request.clients, strict=True):
             self._learn(client, reply.joined, request.descriptions[one.description])
             self._admit(context, client, one.token, one.versions, request.start_over)
         return reply
+
+    def _begin_run(self, run_id: str) -> None:
+        """Take the run that a client has joined for the one that is passed on.
+
+        Raises:
+            NotReady: it is another one than others have joined.
+        """
+        with self._lock:
+            self._run_id = self._run_id or run_id
+        if self._is_another(run_id):
+            raise NotReady("this relay leaves its former run; join again")
+
+    def _is_another(self, run_id: str) -> bool:
+        """Tell whether a run is another one than that which is passed on, which then ends here."""
+        with self._lock:
+            known = self._run_id
+        if not known or run_id in ("", known):  # an earlier version may not say it
+            return False
+        self._on_other_run(known, run_id)
+        return True
 
     def _passed(self, join: Callable[[Q], R], request: Q) -> R:
         """Have the coordinator above admit clients; say once why it makes them wait."""

@@ -7,9 +7,9 @@ import signal
 
 import pytest
 
-from fedsrv.run_queue import runs_of, submit
+from fedsrv.run_queue import runs_of, submit, withdraw
 from tests.integration.conftest import tables
-from tests.integration.harness import summary_of, until
+from tests.integration.harness import Relay, reached, summary_of, until
 
 pytestmark = pytest.mark.loopback
 
@@ -37,3 +37,47 @@ def test_a_site_stays_for_the_runs_of_a_queue(loopback, tmp_path):
     for process in (site, served):
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM
+
+
+def test_a_relay_stays_for_the_runs_of_a_queue(loopback, tmp_path, steer):
+    """It is killed between two runs and in a run, which then is withdrawn; the others end."""
+    schedule = {"rounds": 1, "clients": 3}
+    runs = [
+        loopback(tables(method, schedule=schedule), method)
+        for method in ("fedavg", "held", "held-whole")  # what travels differs
+    ]
+    queue, place, log = tmp_path / "queue", f"unix:{tmp_path}/socket", tmp_path / "relay.log"
+    names = [submit(run.experiment, queue, "wards").place.name for run in runs]
+    (steer / "train-1-1").touch()
+    forks = runs[0].fork_server
+    served = forks.begun(tmp_path, "fedsrv", "serve", queue, "--listen", place)
+    relay = Relay(forks, log, place, "0-2", "--stay")
+    site = forks.begun(
+        tmp_path, "fedcli", "join", "--stay", "--client-id", "0-2", "--device", "cpu",
+        "--server", f"127.0.0.1:{relay.port}", "--data", runs[0].partition,
+    )  # fmt: skip
+
+    def killed() -> Relay:
+        relay.kill()
+        relay.process.close()
+        return Relay(forks, log, place, "0-2", "--stay", port=relay.port)
+
+    until(lambda: runs_of(queue)[0].state == "over", "the first run")
+    relay = killed()
+    reached(steer / "train-1-1.reached")
+    relay = killed()
+    until(lambda: "client 1 joined" in relay.output().rpartition("waiting for")[2], "all again")
+    withdraw(queue, names[1])
+    until(lambda: f"{names[1]}: was withdrawn" in served.output(), "the second run")
+    (steer / "train-1-1").unlink()
+    until(lambda: runs_of(queue)[2].state == "over", "the third run")
+    assert [run.state for run in runs_of(queue)] == ["over", "withdrawn", "over"]
+    for n in (0, 2):
+        found = summary_of(runs_of(queue)[n].run)
+        assert found["state_sha256"] == runs[n].alone["state_sha256"]
+        assert found["bytes"]["up"] < runs[n].alone["bytes"]["up"], "sums went up"
+    assert "is not served any more, and run" in relay.output()
+    for process in (site, relay.process, served):
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+    relay.process.close()

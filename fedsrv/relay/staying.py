@@ -1,0 +1,53 @@
+"""``fedsrv relay --stay``: a relay of one run after the other that is served at one address.
+
+For each run a relay begins anew, with the files of certificates as they are then, at the address of
+the one before. Nothing else is left of that.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from fedmodels.errors import FedtideError
+from fedmodels.staying import Outcome, pauses
+from fedsrv.relay.relaying import RunGone
+
+log = logging.getLogger("fedsrv")
+Ready = Callable[[str], None]
+"""Told the address of a relay, once clients can join."""
+
+
+def relay_runs(
+    relay: Callable[[str, Ready], None], wait: Callable[[float], None] = time.sleep
+) -> NoReturn:
+    """Relay one run after the other, for good.
+
+    Args:
+        relay: relays one run, given the address of the relay before; that is empty at first.
+        wait: waits so many seconds.
+
+    Raises:
+        FedtideError: the first relay could not begin.
+    """
+    places, after_faults = [""], pauses()
+    while True:
+        try:
+            relay(places[-1], places.append)
+            outcome = Outcome.OVER
+        except RunGone as gone:
+            log.warning("%s", gone)
+            outcome = Outcome.OVER
+        except (FedtideError, OSError) as error:
+            if not places[-1]:
+                raise
+            log.error("%s", error)
+            outcome = Outcome.LATER
+        if outcome is Outcome.OVER:
+            after_faults = pauses()
+            continue
+        pause_s = next(after_faults)
+        log.warning("this relay %s; again in %g s", outcome.value, pause_s)
+        wait(pause_s)

@@ -1,0 +1,146 @@
+"""A relay of one run after the other, and of none but one at a time."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedmodels.errors import ConfigError, LinkError
+from fedmodels.times import FIRST_PAUSE_S, LAST_PAUSE_S
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.relay.relaying import Relaying, RunGone
+from fedsrv.relay.service import RelayService
+from fedsrv.relay.staying import relay_runs
+from fedsrv.relay.trips import RelayedTrips
+from fedsrv.relay.uplink import Uplink
+from fedsrv.transport.refusals import NotReady, RunOver, WrongRun
+from fedsrv.transport.spool import Spool
+
+
+def relayed(*ends: Exception | None) -> tuple[list[str], list[float]]:
+    """Return at which addresses relays begin that end so, and the pauses between them."""
+    places, pauses, left = list[str](), list[float](), [*ends]
+
+    def relay(address, on_ready):
+        places.append(address)
+        if not left:
+            raise KeyboardInterrupt
+        if isinstance(left[0], ConfigError):
+            raise left.pop(0)
+        on_ready(address or "127.0.0.1:4000")
+        if (end := left.pop(0)) is not None:
+            raise end
+
+    with pytest.raises(KeyboardInterrupt):
+        relay_runs(relay, pauses.append)
+    return places, pauses
+
+
+def test_the_next_run_is_relayed_at_once_and_at_the_same_address():
+    places, pauses = relayed(None, RunGone("the run has failed"), None)
+    assert places == ["", *["127.0.0.1:4000"] * 3]
+    assert pauses == []
+
+
+def test_after_a_fault_a_relay_begins_again_after_a_longer_time_each_time():
+    refused, away = LinkError("the coordinator refuses this relay"), ConfigError("no relay.pem")
+    first = FIRST_PAUSE_S
+    assert relayed(refused, away, OSError(28, "no room"))[1] == [first, 2 * first, 4 * first]
+    assert relayed(refused, refused, None, refused)[1] == [first, 2 * first, first]
+    assert relayed(*[refused] * 20)[1][-1] == LAST_PAUSE_S
+
+
+def test_what_keeps_the_first_relay_from_beginning_ends_the_command():
+    with pytest.raises(ConfigError, match="no relay"):
+        relayed(ConfigError("no relay.pem"))
+
+
+class Above:
+    """A coordinator; a test says which run it serves."""
+
+    address, run_id = "coordinator:1", "a" * 32
+
+    def prepare(self, request):
+        return rpc.PrepareResponse(run_id=self.run_id)
+
+    def join(self, request):
+        return rpc.JoinResponse(run_id=self.run_id, token=b"x" * 16)
+
+    def join_several(self, request):
+        return rpc.JoinSeveralResponse(joined=self.join(request))
+
+
+@pytest.fixture
+def relay(tmp_path, monkeypatch):
+    """Return a relay's service, the coordinator above, and the other runs that it saw."""
+    trips = RelayedTrips(range(2), Spool(tmp_path, 1 << 20), EventLog())
+    seen, above = list[tuple[str, str]](), Above()
+    found = RelayService(
+        range(2), trips, EventLog(), above, on_other_run=lambda *runs: seen.append(runs)
+    )
+    found.refuse = lambda context, error: (_ for _ in ()).throw(error)
+    monkeypatch.setattr(found, "_learn", lambda *given: None)
+    return SimpleNamespace(service=found, above=above, seen=seen, trips=trips)
+
+
+def join(relay, client):
+    request = rpc.JoinRequest(client_id=client, token=client.encode() * 16)
+    return relay.service.join(request, None)
+
+
+def join_several(relay, client):
+    one = rpc.Joining(client_id=client, token=client.encode() * 16)
+    request = rpc.JoinSeveralRequest(clients=[one], descriptions=[{}])
+    return relay.service.join_several(request, None)
+
+
+@pytest.mark.parametrize("joins", [join, join_several])
+def test_a_relay_leaves_its_run_when_another_one_is_joined(relay, joins):
+    """What it knows of the first run, as the sizes of uploads, is not said of the second."""
+    joins(relay, "0")
+    relay.above.run_id = "b" * 32
+    with pytest.raises(NotReady):
+        joins(relay, "1")
+    assert relay.seen == [("a" * 32, "b" * 32)]
+    assert [*relay.trips.below.sessions] == [0]
+
+
+def test_a_relay_learns_of_another_run_from_a_site_that_asks_what_is_served(relay):
+    ask = rpc.PrepareRequest(client_id="1")
+    assert relay.service.prepare(ask, None).run_id == "a" * 32
+    relay.above.run_id = "b" * 32
+    assert relay.service.prepare(ask, None).run_id == "b" * 32
+    assert relay.seen == []  # nobody had joined
+    join(relay, "0")
+    relay.above.run_id = "c" * 32
+    assert relay.service.prepare(ask, None).run_id == "c" * 32
+    assert relay.seen == [("b" * 32, "c" * 32)]
+
+
+def ended(tmp_path: Path, why: Exception | None) -> None:
+    """Let a relay run until its run has ended; None: another run is served."""
+    trips = RelayedTrips(range(2), Spool(tmp_path, 1 << 20), EventLog())
+    with closing(Uplink("127.0.0.1:1")) as uplink:
+        relaying = Relaying(trips, uplink)
+        if why is None:
+            end = lambda: relaying.leave("a" * 32, "b\x1b" * 16)  # noqa: E731
+        else:
+            end = lambda: relaying._end(why)  # noqa: E731
+        threading.Thread(target=end).start()
+        relaying.run()
+
+
+def test_how_a_run_ended(tmp_path):
+    ended(tmp_path, RunOver("the run is over"))
+    with pytest.raises(RunGone, match=r"^the disk is full$"):
+        ended(tmp_path, WrongRun(f"{HAS_FAILED}the disk is full"))
+    with pytest.raises(RunGone, match=r"^run aaaaaaaa is not served any more, and run b\\x1bb"):
+        ended(tmp_path, None)
+    with pytest.raises(LinkError, match="refuses") as refused:
+        ended(tmp_path, WrongRun("it refuses this relay"))
+    assert not isinstance(refused.value, RunGone)
