@@ -142,7 +142,7 @@ def of_config(
         return forecast(experiment, data, device, place=place)
     how, seed = experiment.schedule, experiment.seed
     with _directory(place) as root:
-        dealt = data_and_scenario(experiment)
+        dealt = data_and_scenario(experiment, "--data")
         run_partition(*dealt, how.clients, seed, root, Console(quiet=True))
         return forecast(experiment, root, device, place=place)
 

@@ -311,17 +311,18 @@ def launch_in_process(
     *,
     resume: bool = False,
     without: Sequence[int] = (),
+    data: Path | None = None,
     hear: Hear | None = None,
 ) -> None:
     """Do what ``fedsrv launch`` does, in this process: deal the data out, run, write the result.
 
-    ``hear`` is called with each event of the run.
+    ``data`` are clients' data that lie elsewhere. ``hear`` is called with each event of the run.
 
     Raises:
         FedtideError: the run failed, or could not start; one line says why.
     """
-    experiment = deal_out(experiment, out, resume=resume)
-    go_on(experiment, out, "close", without=without, hear=hear)
+    experiment = deal_out(experiment, out, resume=resume, data=data)
+    go_on(experiment, out, "close", data, without=without, hear=hear)
 
 
 def deal_out(
@@ -343,8 +344,8 @@ def deal_out(
 
         experiment = begun(experiment, out)
     experiment = with_digests(experiment)
+    check_given_data(experiment, data, "data")
     if data is not None:
-        check_given_data(experiment, data, "data")
         check_net(experiment, data)
     with beginning(out) as began:
         make_directory(out / "clients", out)  # what a resumed run is known by

@@ -31,14 +31,16 @@ if TYPE_CHECKING:
 
 Backend = Literal["processes", "inprocess"]
 Config = str | os.PathLike[str] | Mapping[str, Any]
+Directory = str | os.PathLike[str]
 
 
 def run(
     config: Config,
     overrides: Mapping[str, Any] | None = None,
     backend: Backend = "processes",
-    out: str | os.PathLike[str] | None = None,
+    out: Directory | None = None,
     progress: Callable[[str], None] | None = None,
+    data: Directory | None = None,
 ) -> Run:
     """Run an experiment to its end.
 
@@ -56,16 +58,19 @@ def run(
         out: the run directory, which must be new or empty; by default a temporary one.
         progress: called with each line that says how the run goes. Without it, a terminal and a
             notebook show a bar, and nothing is shown elsewhere.
+        data: a folder with a directory for each client (docs/data.md), or with a partition, as
+            ``fedsrv launch --data`` takes. By default the data that ``[data]`` names are dealt out
+            into the run directory.
 
     Raises:
         FedtideError: the config is wrong, data are missing, or the run failed; one line says why.
     """
     experiment, place = experiment_and_place(config, overrides, out)
-    return _run(experiment, place, backend, progress, resume=False)
+    return _run(experiment, place, backend, progress, resume=False, data=data)
 
 
 def experiment_and_place(
-    config: Config, overrides: Mapping[str, Any] | None, out: str | os.PathLike[str] | None
+    config: Config, overrides: Mapping[str, Any] | None, out: Directory | None
 ) -> tuple[Experiment, Path]:
     """Return the experiment of a config, and the run directory; by default a temporary one.
 
@@ -86,7 +91,7 @@ def experiment_from(config: Config, overrides: Mapping[str, Any] | None = None) 
     return experiment_of(_tables(config, overrides or {}), name)
 
 
-def open(path: str | os.PathLike[str]) -> Run:
+def open(path: Directory) -> Run:
     """Open the directory of a run that has ended, or that can be resumed.
 
     Raises:
@@ -202,20 +207,34 @@ class Run:
         x, _ = open_data(self.path / "data", client).arrays(0, "test")
         return torch.from_numpy(x[:1].copy())
 
-    def resume(self, backend: Backend = "processes", without: Sequence[int] = ()) -> Run:
+    def resume(
+        self,
+        backend: Backend = "processes",
+        without: Sequence[int] = (),
+        data: Directory | None = None,
+    ) -> Run:
         """Go on with a run that was stopped; return it when it has ended.
 
         Args:
             backend: as of :func:`run`.
             without: clients that take no part from now on.
+            data: as of :func:`run`, for a run that was given data.
 
         Raises:
             FedtideError: the run cannot go on; one line says why.
         """
-        return _run(self.experiment, self.path, backend, None, resume=True, without=without)
+        run, path = self.experiment, self.path
+        return _run(run, path, backend, None, resume=True, without=without, data=data)
 
-    def extend(self, rounds: int, backend: Backend = "processes") -> Run:
+    def extend(
+        self, rounds: int, backend: Backend = "processes", data: Directory | None = None
+    ) -> Run:
         """Add rounds to a run that has ended; return it when they are done.
+
+        Args:
+            rounds: how many.
+            backend: as of :func:`run`.
+            data: as of :func:`run`, for a run that was given data.
 
         Raises:
             FedtideError: the run cannot be extended; one line says why.
@@ -225,7 +244,7 @@ class Run:
         before = self.experiment
         schedule = before.schedule.model_copy(update={"rounds": before.schedule.rounds + rounds})
         longer = before.model_copy(update={"schedule": schedule})
-        return _run(longer, self.path, backend, None, resume=True)
+        return _run(longer, self.path, backend, None, resume=True, data=data)
 
 
 def _run(
@@ -236,7 +255,10 @@ def _run(
     *,
     resume: bool,
     without: Sequence[int] = (),
+    data: Directory | None = None,
 ) -> Run:
+    from fedsrv.launch.given_data import check_given_data
+
     if backend not in ("inprocess", "processes"):
         raise ConfigError(f"backend {backend!r} is neither 'processes' nor 'inprocess'")
     if not resume and (out / "run.db").exists():
@@ -244,27 +266,33 @@ def _run(
             f"{out} already holds a run: fedtide.open({str(out)!r}).resume() goes on with it; "
             "or give another out"
         )
+    if not isinstance(data, str | os.PathLike | None):
+        raise ConfigError(f"data is a {type(data).__name__}; give the path of a directory")
+    root = None if data is None else Path(data)
+    check_given_data(experiment, root, "data")
     try:
         with ExitStack() as stack:
-            display = _display_of(experiment, progress)
+            display = _display_of(experiment, progress, root)
             if display is not None:
                 stack.enter_context(display)
             hear = None if display is None else display.take
             if backend == "inprocess":
                 from fedtide.inprocess import launch_in_process
 
-                launch_in_process(experiment, out, resume=resume, without=without, hear=hear)
+                how: dict[str, Any] = {"resume": resume, "without": without, "data": root}
+                launch_in_process(experiment, out, **how, hear=hear)
             else:
-                _launch(experiment, out, hear, resume=resume, without=without)
+                _launch(experiment, out, hear, resume=resume, without=without, data=root)
     except KeyboardInterrupt as stopped:
         if (out / "run.db").exists():
-            stopped.add_note(f"fedtide.open({str(out)!r}).resume() goes on with the run")
+            given = "" if root is None else f"data={str(root)!r}"
+            stopped.add_note(f"fedtide.open({str(out)!r}).resume({given}) goes on with the run")
         raise
     return Run(out)
 
 
 def _display_of(
-    experiment: Experiment, progress: Callable[[str], None] | None
+    experiment: Experiment, progress: Callable[[str], None] | None, data: Path | None
 ) -> PlainLines | None:
     """Return what shows a run: lines for ``progress``, else a bar where somebody sees it."""
     from fedsrv.launch.given_data import name_of
@@ -272,7 +300,7 @@ def _display_of(
 
     if progress is not None:
         return GivenLines(progress)
-    return live_display(f"{experiment.method.name} on {name_of(experiment, None)}")
+    return live_display(f"{experiment.method.name} on {name_of(experiment, data)}")
 
 
 def _launch(
@@ -282,6 +310,7 @@ def _launch(
     *,
     resume: bool,
     without: Sequence[int] = (),
+    data: Path | None = None,
 ) -> None:
     """Run ``fedsrv launch`` in a process of its own: safe in notebooks and in plain scripts."""
     import tomli_w
@@ -296,6 +325,7 @@ def _launch(
         command = [sys.executable, "-c", _LAUNCH, str(os.getpid())]
         command += ["launch", config.name, "--out", str(out), "--json"]
         command += ["--resume"] if resume else []
+        command += [] if data is None else ["--data", str(data)]
         command += [word for client in without for word in ("--without", str(client))]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"

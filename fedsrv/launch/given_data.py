@@ -35,7 +35,7 @@ def check_given_data(experiment: Experiment, root: Path | None, option: str = "-
         DataError: there are no clients' data, or the partition's description is damaged.
     """
     if root is None:
-        data_and_scenario(experiment)
+        data_and_scenario(experiment, option)
         return
     if not ((root / "0").is_dir() or (root / STORE).is_dir()):
         raise DataError(
@@ -45,7 +45,7 @@ def check_given_data(experiment: Experiment, root: Path | None, option: str = "-
     table = root / TABLE
     origin = _read(table).get("config") if table.is_file() else None
     if isinstance(origin, dict):
-        check_origin(experiment, origin, f"{option} {root}")
+        check_origin(experiment, origin, f"{option} {root}", option)
     stored = _stored(root)
     beginners = experiment.schedule.beginners
     missing = [str(i) for i in beginners if i >= stored and not (root / str(i)).is_dir()]

@@ -7,6 +7,7 @@ import doctest
 import json
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,48 @@ def test_a_run_is_extended(tmp_path):
     second = first.extend(1, backend="inprocess")
     assert second.summary["rounds"] == 2
     assert second.summary["state_sha256"] == whole.summary["state_sha256"]
+
+
+def test_a_run_is_given_data_that_lie_elsewhere(done, tmp_path):
+    """It is the run on data that were dealt out for it; and goes on with the same."""
+    tables, place = {k: TINY[k] for k in TINY if k != "scenario"}, tmp_path / "run"
+    shutil.copytree(done.path / "data", elsewhere := tmp_path / "elsewhere")
+    run = fedtide.run(tables, backend="inprocess", out=place, data=str(elsewhere))
+    assert run.summary["state_sha256"] == done.summary["state_sha256"]
+    assert run.extend(1, backend="inprocess", data=elsewhere).summary["rounds"] == 2
+    assert run.resume(backend="inprocess", data=elsewhere).summary["rounds"] == 2
+    assert not (place / "data").exists()
+
+
+def test_processes_are_given_data_as_well(done, tmp_path, monkeypatch):
+    class Started(Exception):
+        """The process of a launch would start with this command."""
+
+    def popen(command, **options):
+        raise Started(*command)
+
+    monkeypatch.setattr("subprocess.Popen", popen)
+    data = done.path / "data"
+    with pytest.raises(Started) as started:
+        fedtide.run(TINY, out=tmp_path / "run", data=data)
+    words = started.value.args
+    assert words[words.index("--data") + 1] == str(data)
+
+
+@pytest.mark.parametrize("backend", ["inprocess", "processes"])
+def test_what_is_wrong_with_data_is_said_of_the_argument(backend, done, tmp_path):
+    """In the words of a caller from Python, whichever backend would find it."""
+    own, data = {k: TINY[k] for k in TINY if k not in ("data", "scenario")}, done.path / "data"
+    for tables, given, line in (
+        (own, None, r"has no \[data\]: .*, or give a directory .* as data$"),
+        (own, tmp_path / "nowhere", r"^data \S+/nowhere holds no client directory 0"),
+        (TINY | {"seed": 4}, data, r"^data \S+/data is of another partition .*seed = 4"),
+        (TINY, 7, r"^data is a int; give the path of a directory"),
+        (TINY | {"method": {"name": "centralized"}}, data, r"^data .*: leave out data, or make"),
+    ):
+        with pytest.raises(FedtideError, match=line) as found:
+            fedtide.run(tables, backend=backend, out=tmp_path / "run", data=given)
+        assert "--" not in str(found.value).replace("--out", "")
 
 
 def test_a_run_of_an_earlier_version_goes_on(tmp_path):

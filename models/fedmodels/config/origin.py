@@ -25,13 +25,16 @@ MAX_LETTERS = 60
 """Of a value in that line: it may have come from a stranger."""
 
 
-def data_and_scenario(experiment: Experiment) -> tuple[Data, ScenarioTable]:
-    """Return what says how data are dealt out; ConfigError if the config leaves it out."""
+def data_and_scenario(experiment: Experiment, option: str = "") -> tuple[Data, ScenarioTable]:
+    """Return what says how data are dealt out; ConfigError if the config leaves it out.
+
+    ``option`` is how the caller may give data that were dealt out elsewhere, if that is possible.
+    """
     for name in ("data", "scenario"):
         if getattr(experiment, name) is None:
+            given = f", or give a directory with one of each client's own as {option}"
             raise ConfigError(
-                f"the config has no [{name}]: add it to have data dealt out, or name a directory "
-                "with one of each client's own by --data DIR"
+                f"the config has no [{name}]: add it to have data dealt out{given * bool(option)}"
             )
     assert experiment.data is not None
     assert experiment.scenario is not None
@@ -74,8 +77,13 @@ def placeless(made: Mapping[str, Any]) -> dict[str, Any]:
     return short
 
 
-def check_origin(experiment: Experiment, made: Mapping[str, Any], whose: str) -> None:
-    """Check that data were dealt out as a config says; ConfigError names the keys that differ."""
+def check_origin(
+    experiment: Experiment, made: Mapping[str, Any], whose: str, option: str = ""
+) -> None:
+    """Check that data were dealt out as a config says; ConfigError names the keys that differ.
+
+    ``option`` is how the caller gave the data, if data are dealt out where it is left out.
+    """
     found = differences(experiment, made)
     if found:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
@@ -84,15 +92,16 @@ def check_origin(experiment: Experiment, made: Mapping[str, Any], whose: str) ->
             f"{more}; make one of this config with fedcli partition, or change the config"
         )
     if experiment.method.pools_data != bool(made.get("gathered")):
-        raise ConfigError(_of_the_other_kind(experiment, whose))
+        raise ConfigError(_of_the_other_kind(experiment, whose, option))
 
 
-def _of_the_other_kind(experiment: Experiment, whose: str) -> str:
+def _of_the_other_kind(experiment: Experiment, whose: str, option: str) -> str:
     """Say that data are dealt out where they should be pooled, or the other way round."""
     if experiment.method.pools_data:
+        leave_out = f"leave out {option}, or "
         return (
-            f"{whose} is dealt out to clients, and centralized trains on client 0's alone: leave "
-            "out --data, or make a pooled one with fedcli partition"
+            f"{whose} is dealt out to clients, and centralized trains on client 0's alone: "
+            f"{leave_out * bool(option)}make a pooled one with fedcli partition"
         )
     return (
         f"{whose} is pooled, all of it at client 0, and {experiment.method.name} trains on what "
