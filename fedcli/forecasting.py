@@ -29,17 +29,21 @@ from fedcli.data.store.commands import run_partition
 from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
+from fedmodels.config.privacy import masks_of
 from fedmodels.devices import is_gpu
-from fedmodels.errors import DataError, FedtideError, reason_of
+from fedmodels.errors import ConfigError, DataError, FedtideError, reason_of
 from fedmodels.machine import cores, peak_rss_bytes
+from fedmodels.methods import make
 from fedmodels.printable import bytes_text, duration, text_of
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.times import LONG_S
+from fedmodels.training.asked import most_recalled
 from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import broadcast, evaluation, init_server, learns_at_task_end, reduce
 from fedmodels.training.method import Method
+from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings, to_table
 from fedpb.codec import merged
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -228,7 +232,10 @@ class _Trial:
         place: Path,
         at_once: int | None,
     ) -> None:
-        self.experiment, self.data, self.device, self.place = experiment, data, device, place
+        self.asked, self.data, self.device, self.place = experiment, data, device, place
+        self.without = dict[str, None]()
+        """What comes to the work, and cannot be tried."""
+        self.experiment = self._unmasked()
         self.at_once, self.began = at_once or cores(), peak_rss_bytes()
         self._number, self.moved = 0, 0
         self.clock = time.perf_counter if is_gpu(device) else time.process_time
@@ -236,16 +243,16 @@ class _Trial:
         looked = Workers([0], data, place / "looked", device)
         some = [c for c in range(experiment.schedule.clients) if looked.has_data(c)]
         kept = some[:: max(1, math.ceil(len(some) / LOOKED_AT))]
-        found = {c: _examples(looked, c, experiment.accumulates) for c in kept}
+        method = make(experiment.method.name, **experiment.method.hyper_parameters())
+        recalled = most_recalled(method, experiment)
+        found = {c: _examples(looked, c, recalled) for c in kept}
         self.examples = {c: row for c, row in found.items() if row}
-        """Examples to train on, by client and task."""
+        """Examples that a training takes, by client and task."""
         if not self.examples:
             raise DataError(f"{data} holds no client's data")
         self.mean = float(np.mean([n for row in self.examples.values() for n in row]))
         self.client = min(self.examples, key=lambda c: abs(self.examples[c][0] - self.mean))
         self.tasks = max(map(len, self.examples.values()))
-        self.without = dict[str, None]()
-        """What comes to the work, and cannot be tried."""
         self.least = False
         """Whether it takes longer than what could be tried."""
         self.has_evaluator = (data / "global-test").is_dir()
@@ -260,14 +267,15 @@ class _Trial:
                 work, shares = self._tried({}, tried_s), dict[str, float]()
             except _TooLong:
                 work, shares = self._grown(lengths, ones)
-            scores = self._scores()
+            scores, masks = self._scores(), self._masks()
         except _TooLong:
             work, shares, scores, self.least = Work(PART, 0), {}, 0.0, True
+            masks = Work(0, 0)
         how, cohort = self.experiment.schedule, self.experiment.at_once
         scale = self.mean / max(1, self.examples[self.client][0])
         turns = math.ceil(cohort / self.at_once)
-        trips = 1 + 1 / self._scored
-        one = turns * work.client * scale + work.server + scores
+        trips = 1 + 1 / self._scored + self._more_trips
+        one = turns * (work.client * scale + masks.client) + work.server + masks.server + scores
         one += trips * cohort * (CLIENT + self.moved / BYTES)
         if self.experiment.evaluate.trained == "all":  # others train for the score
             beside = math.ceil((how.clients - cohort) / self.at_once)
@@ -275,7 +283,7 @@ class _Trial:
         whole = 0 if how.open else how.rounds * self.tasks
         memory = peak_rss_bytes() - self.began
         told = shares, (*self.without,)
-        return Forecast(one, work.client * scale, whole, memory, self.least, *told)
+        return Forecast(one, work.client * scale + masks.client, whole, memory, self.least, *told)
 
     def _begin(self, ones: Lengths) -> None:
         """Do what is done once in a process; find out whether a client's work needs others'."""
@@ -289,6 +297,52 @@ class _Trial:
             self._tried(ones)
         finally:
             logging.disable(logging.NOTSET)
+
+    # --- secure sums ------------------------------------------------------------------------------
+
+    def _unmasked(self) -> Experiment:
+        """Return the experiment without a secure sum: its masks take peers, who are not here."""
+        tables = self.asked.to_dict()
+        if masks_of(self.asked.privacy) is None:
+            return self.asked
+        del tables["privacy"]["secure_sum"]
+        with suppress(ConfigError):
+            return experiment_of(tables)
+        self.without[PRIVACY] = None  # what is left of it needs a secure sum
+        del tables["privacy"]
+        return experiment_of(tables)
+
+    def _masks(self) -> Work:
+        """Return the work of the masks of a secure sum, by a mask and a key agreed on.
+
+        A client adds a mask of its own and one for each peer of its group, with whom it agrees on
+        two keys. The coordinator takes all own masks off, where all uploads come.
+        """
+        if (rules := masks_of(self.asked.privacy)) is None:
+            return Work(0, 0)
+        from fedmodels.secure_sum.keys import Attempt, Secrets, pair_key, private_key
+        from fedmodels.secure_sum.masks import add_mask
+        from fedmodels.training.secure_upload import SecureUpload
+
+        worker, cohort = self.workers.of(self.client), self.experiment.at_once
+        form = SecureUpload.of(worker.method, RunFacts(self.asked, worker.run.problem))
+        vector = np.zeros(form.length, form.numbers(cohort, 1).dtype)
+        attempt, own, other = Attempt(bytes(16), 0), Secrets.fresh(), Secrets.fresh()
+        private, public = private_key(attempt, 0, own.pair), other.public(attempt, 1)
+        begun = self.clock()
+        key = pair_key(attempt, 0, private, 1, public)
+        agreed = self.clock() - begun
+        begun = self.clock()
+        add_mask(vector, key, 1)
+        mask = self.clock() - begun
+        group = math.ceil(cohort / rules.groups)
+        return Work(group * mask + 2 * (group - 1) * agreed, cohort * mask)
+
+    @property
+    def _more_trips(self) -> int:
+        """How many trips a secure sum adds: keys and shares, signatures, and what opens masks."""
+        rules = masks_of(self.asked.privacy)
+        return 0 if rules is None else 2 + rules.signs
 
     # --- lengths ----------------------------------------------------------------------------------
 
@@ -313,7 +367,7 @@ class _Trial:
         for (table, key), value in lengths.items():
             tables[table] = {**tables.get(table, {}), key: value}
         if PRIVACY in self.without:
-            del tables["privacy"]
+            tables.pop("privacy", None)
         return experiment_of(tables)
 
     def _grown(self, lengths: Lengths, ones: Lengths) -> tuple[Work, dict[str, float]]:
@@ -441,7 +495,7 @@ class _Trial:
         return (self.experiment.evaluate.every or self.experiment.schedule.rounds) * inner
 
 
-def _examples(workers: Workers, client: int, accumulates: bool) -> list[int]:
-    """Return how many examples a client trains on, by task."""
-    found = [sum(task.train) for task in workers.data(client).tasks]
-    return np.cumsum(found).tolist() if accumulates else found
+def _examples(workers: Workers, client: int, recalled: float) -> list[int]:
+    """Return how many examples a client trains on, by task: so many of earlier ones at most."""
+    own = [sum(task.train) for task in workers.data(client).tasks]
+    return [n + int(min(recalled, sum(own[:task]))) for task, n in enumerate(own)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import threading
@@ -191,12 +192,64 @@ def test_a_long_run_is_told_what_makes_it_shorter():
     assert "all " not in next(open_run.lines())
 
 
-def test_secrets_of_others_are_left_out_and_named(digits, caplog):
-    masked = tiny_experiment(
-        privacy={"secure_sum": {"trust": "coordinator"}}, schedule={"clients": 3}
+@pytest.mark.parametrize("trust", ["certificates", "coordinator"])
+def test_masks_of_a_secure_sum_are_foretold_without_peers_and_certificates(
+    digits, tmp_path, caplog, trust
+):
+    """Each look at the clock is a second later: 1 s a mask, 1 s a key. By hand, for a group of 3:
+    3 masks and 2 keys with each of 2 peers at a client, and 3 masks at the coordinator."""
+    privacy = {"announce": "rounded", "secure_sum": {"trust": trust}}
+    masked = tiny_experiment(privacy=privacy, schedule={"clients": 3})
+    assert forecast(masked, digits, CPU).without == ()
+    assert not caplog.records, "that nobody else is here is no error"
+    trial = forecasting._Trial(masked, digits, CPU, tmp_path, 1)
+    assert trial.experiment.privacy.announce == "rounded"
+    trial._tried({})
+    trial.clock = itertools.count().__next__
+    assert trial._masks() == Work(3 + 2 * 2, 3)
+    assert trial._more_trips == (3 if trust == "certificates" else 2)
+
+
+def test_noise_that_needs_a_secure_sum_is_left_out_and_named(digits):
+    noise = {"level": "client", "where": "clients", "noise_multiplier": 1.0, "delta": 1e-5}
+    noisy = tiny_experiment(
+        privacy={**noise, "secure_sum": {"trust": "coordinator"}}, schedule={"clients": 3}
     )
-    assert forecast(masked, digits, CPU).without == ("[privacy]",)
-    assert not caplog.records, "that a client lacks them is no error here"
+    assert set(forecast(noisy, digits, CPU).without) <= {"[privacy]"}
+
+
+HISTORIES = {
+    "feddrift": {"method": {"name": "feddrift"}},
+    "accumulated": {"method": "fedavg", "scenario": {"training_data": "accumulated"}},
+    "fedavg": {"method": "fedavg"},
+}
+
+
+@pytest.mark.parametrize("name", HISTORIES)
+def test_the_rows_of_a_forecast_are_those_that_a_run_trains_on(digits, tmp_path, name):
+    """In each task, and not in the first one alone: the records say what the uploads count."""
+    experiment = tiny_experiment(**HISTORIES[name], schedule={"rounds": 1})
+    trial = forecasting._Trial(experiment, digits, CPU, tmp_path / "trial", 1)
+    run_in_process(experiment, digits, tmp_path / "run")
+    rows = map(json.loads, (tmp_path / "run" / "rounds.jsonl").read_text().splitlines())
+    trained = {int(c): [] for c in range(experiment.schedule.clients)}
+    for row in rows:
+        for client, facts in row["clients"].items():
+            trained[int(client)].append(sum(n for _, n in facts["trained"]) if "trained" in facts
+                                        else facts["num_examples"])  # fmt: skip
+    assert trial.examples == trained
+
+
+def test_a_memory_of_fewer_examples_than_came_before_is_what_a_training_takes(digits, tmp_path):
+    """GLFC reads its history, and trains on the open task and on no more exemplars than that."""
+    whole, few = (
+        forecasting._Trial(
+            tiny_experiment(method={"name": "glfc", "memory": n}), digits, CPU, tmp_path / str(n), 1
+        )
+        for n in (2000, 10)
+    )
+    now = {c: [first, both - first] for c, (first, both) in whole.examples.items()}
+    assert few.examples == {c: [first, 10 + second] for c, (first, second) in now.items()}
 
 
 def test_the_command_deals_data_out_or_says_what_lacks(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ one's own says it by an attribute of that name. What a client keeps, and whether
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -76,6 +77,18 @@ def load_ahead(name: str, half: str) -> None:
 def reads_history(method: Method, experiment: Experiment) -> bool:
     """Tell whether a training may read the data of the tasks before its order's."""
     return experiment.accumulates or method.trains_on == "history"
+
+
+RECALLS: Mapping[str, Any] = {"glfc": lambda method: method.memory}
+"""How many examples of earlier tasks a training takes at most, where it does not take them all."""
+
+
+def most_recalled(method: Method, experiment: Experiment) -> float:
+    """Return how many examples of the tasks before its order's a training takes at most."""
+    if not reads_history(method, experiment):
+        return 0
+    told = asked(method, "", RECALLS, math.inf)
+    return float(told() if callable(told) else told)
 
 
 def keeps_state(method: Method, run: RunFacts) -> bool:
