@@ -203,7 +203,8 @@ class SecureClient:
             self._peers.prove_keys(attempt.terms, self.client, self.channel.public, found)
         news = {
             "attempt": asked.attempt.hex(), "terms": attempt.terms.hex(),
-            "at": [order.round, order.task], "numbers": [asked.clients, asked.most],
+            "at": [order.round, order.task], "trains": self._trains_by(order),
+            "numbers": [asked.clients, asked.most],
             "payload": asked.payload.hex(), "signers": {c: k.hex() for c, k in signers.items()},
             "pair": secrets.pair.hex(), "own": secrets.own.hex(),
             "share": _digest(asked), "answer": found.SerializeToString().hex(),
@@ -225,6 +226,11 @@ class SecureClient:
         self._check_partners(attempt, asked, held)
         if [order.round, order.task] != held["at"]:
             raise PayloadError("another round or task is to be trained than was told before")
+        if held.get("trains", by := self._trains_by(order)) != by:
+            raise PayloadError(
+                "it is to be trained by other settings, classes or state than when its keys were "
+                "signed: clients that stand still would leave another's upload alone in a sum"
+            )
         if {payload_digest(payload).hex(), asked.payload.hex()} != {held["payload"]}:
             raise PayloadError("the payload is another than the one that everybody was told of")
         _check_same(held, "train", asked)
@@ -245,6 +251,15 @@ class SecureClient:
         news = {"train": _digest(asked), "masked": digest, "partners": partners}
         self._keep(order, news)
         return form.travelling(upload, vector)
+
+    def _trains_by(self, order: rpc.Order) -> str:
+        """Return a digest of what a training follows from beside round, task and payload."""
+        told = rpc.Order(
+            settings=order.settings, base=order.base, new_classes=order.new_classes,
+            class_changes=order.class_changes, task_began=order.task_began,
+        )  # fmt: skip
+        said = told.SerializeToString(deterministic=True)
+        return hashlib.sha256(self._settings + said).hexdigest()
 
     def _pair_keys(
         self, attempt: Attempt, asked: rpc.SecureSum, held: Mapping[str, Any]

@@ -275,7 +275,11 @@ class SecureRounds(Exchange):
         members = self._members(ctx, found)
         self._advertised(ctx, sorted(c for group in members for c in group), found)
         numbers, task = self._numbers(ctx), self.parts.plan.steps[ctx.interaction].task
-        order = rpc.Order(interaction=ctx.interaction, round=ctx.round, task=task)
+        plan = self.parts.plan
+        order = rpc.Order(
+            interaction=ctx.interaction, round=ctx.round, task=task, new_classes=plan.new_classes,
+            class_changes=plan.class_changes,
+        )  # fmt: skip
         experiment = self.parts.experiment  # an open run may have changed some of it
         settings, own_tasks = settings_digest(experiment), experiment.schedule.own_tasks
         for clients in members:

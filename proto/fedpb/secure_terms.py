@@ -14,8 +14,8 @@ def terms_of(order: rpc.Order, settings: bytes, *, own_tasks: bool = False) -> b
     """Return the digest of an attempt's terms, 32 bytes, by an order to share secrets.
 
     They are who takes part with which keys, the threshold, how numbers become integers, the
-    payload, the round and task that everybody trains, and the settings of the run. With
-    ``own_tasks`` clients are on tasks of their own, which are no terms.
+    payload, the round and task that everybody trains, the settings of the run, and how its
+    classes have changed. With ``own_tasks`` clients are on tasks of their own, which are no terms.
     """
     asked, task = order.secure_sum, 0 if own_tasks else order.task
     numbers = (
@@ -24,8 +24,17 @@ def terms_of(order: rpc.Order, settings: bytes, *, own_tasks: bool = False) -> b
     said = statement(
         "terms", settings, asked.attempt, asked.payload, struct.pack(">qqqIId", *numbers),
         *(struct.pack(">Q", peer.client) + peer.channel_key for peer in asked.peers),
+        *_classes_of(order),
     )  # fmt: skip
     return hashlib.sha256(said).digest()
+
+
+def _classes_of(order: rpc.Order) -> list[bytes]:
+    """Return how a run's classes have changed; nothing where they have not."""
+    if not (order.new_classes or order.class_changes):
+        return []
+    told = rpc.Order(new_classes=order.new_classes, class_changes=order.class_changes)
+    return [told.SerializeToString(deterministic=True)]
 
 
 def payload_digest(payload: Bundle) -> bytes:

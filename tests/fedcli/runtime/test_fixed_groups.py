@@ -22,6 +22,7 @@ from fedcli.parts.sum_terms import SumTerms
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError
 from fedmodels.secure_sum.fixed_point import added
 from fedmodels.tensors.bundle import Bundle
+from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity.certificates import Authority, init_authority
 from tests.conftest import tiny_experiment
@@ -139,6 +140,40 @@ def test_a_run_without_fixed_groups_opens_no_other_set_than_was_noted(world):
     world.summed(interaction=6)
     with refused("this client has opened sums over 2, 3, 5, 7 before"):
         world.summed(FEWER, 7)
+
+
+# --- one set, and trainings that are not those of everybody ---------------------------------------
+
+SLOWER = {"training.lr": 1e-30}
+"""Settings by which a client's upload is what it was given, so that it adds nothing to a sum."""
+
+
+@pytest.mark.parametrize("told", [b"t" * 32, b"s" * 32], ids=["settings", "an order's fields"])
+def test_a_client_trains_by_no_other_settings_than_its_keys_were_signed_for(told, world):
+    """Else all but one would be told to stand still, and the sum of the group were its upload."""
+    world.share()
+    world.settings = told
+    one = world.client(2)
+    facts = {} if told != b"s" * 32 else {"settings": table_of(SLOWER)}
+    order = world.order(rpc.ORDER_KIND_TRAIN, world.group.to_train(2), **facts)
+    with refused("settings, classes or state than when its keys were signed"):
+        one.masked(order, of(2), GIVEN, world.form)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [{"new_classes": ["one"]}, {"class_changes": [rpc.ClassChange(old="b", now="a", after=0)]}],
+    ids=str,
+)
+def test_all_clients_sign_for_the_same_classes(facts, world):
+    """A client whose classes have become one learns nothing, and adds nothing to a sum."""
+    for client in IDS:
+        asked, more = world.group.to_share(), facts if client != 7 else {}
+        said = world.ask(client, rpc.ORDER_KIND_SHARE, asked, **more)
+        world.group.shared[client] = said
+    order = world.order(rpc.ORDER_KIND_TRAIN, world.group.to_train(7))
+    with refused("client 2: its keys are signed for another cohort, payload or settings"):
+        world.clients[7].masked(order, of(7), GIVEN, world.form)
 
 
 # --- drop-outs ------------------------------------------------------------------------------------

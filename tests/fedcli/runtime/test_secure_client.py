@@ -34,7 +34,7 @@ class World:
     The coordinator is trusted; test_secure_attacks.py has clients with certificates.
     """
 
-    trust = "coordinator"
+    trust, settings = "coordinator", SETTINGS
 
     def __init__(self, path, clients=(2, 3, 5, 7), bits=32, size=40):
         self.rules, self.path = SecureSum(bits=bits, trust=self.trust), path
@@ -52,7 +52,8 @@ class World:
         """Return a client as it is after a restart."""
         path, secret = self.path / str(client), bytes([client]) * 32
         peers, group = self.peers(client), self.fixed(client)
-        return SecureClient(client, path, secret, self.rules, 0, SETTINGS, peers, False, group)
+        rules, settings = self.rules, self.settings
+        return SecureClient(client, path, secret, rules, 0, settings, peers, False, group)
 
     def peers(self, client):
         """Return what signs for a client."""
@@ -69,9 +70,9 @@ class World:
         threshold = self.rules.needed(len(keys))
         return SecureGroup.begun(order, SETTINGS, threshold, keys, self.numbers, payload)
 
-    def order(self, kind, asked, interaction=4, committed=3):
+    def order(self, kind, asked, interaction=4, committed=3, **more):
         facts = {"interaction": interaction, "committed": committed, "round": 2, "task": 1}
-        return rpc.Order(kind=kind, secure_sum=asked, **facts)
+        return rpc.Order(kind=kind, secure_sum=asked, **facts, **more)
 
     def ask(self, client, kind, asked, **facts):
         return self.clients[client].answer(self.order(kind, asked, **facts))
