@@ -154,11 +154,27 @@ def given_as(benchmark: str) -> str:
 
 
 def made_with(**others: str) -> dict[str, str]:
-    """Return the versions behind what is measured now, and the commit."""
-    git = ["git", "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(git, cwd=RECORDS.parent, capture_output=True, text=True, check=True)
+    """Return the versions behind what is measured now, and the commit of the main branch.
+
+    A commit of another branch may be gone after it was rebased, so a plus follows that of the main
+    branch where there is more.
+    """
     known = {name: version(name) for name in ("fedtide", "torch")}
-    return {**known, **others, "commit": commit.stdout.strip()}
+    return {**known, **others, "commit": commit_of(RECORDS.parent)}
+
+
+def commit_of(tree: Path) -> str:
+    """Return the last commit of the main branch behind a working tree; a plus says "and more"."""
+
+    def git(*words: str) -> str:
+        said = subprocess.run(["git", *words], cwd=tree, capture_output=True, text=True)
+        return said.stdout.strip() if said.returncode == 0 else ""
+
+    head = git("rev-parse", "HEAD")
+    mains = filter(None, (git("merge-base", "HEAD", name) for name in ("main", "origin/main")))
+    base = next(mains, head)
+    has_more = base != head or bool(git("status", "--porcelain", "--untracked-files=no"))
+    return base[:12] + "+" * has_more
 
 
 def keep(

@@ -1,5 +1,6 @@
 """Recorded studies and the pages of docs/results: no number between the marks is typed."""
 
+import subprocess
 from dataclasses import replace
 
 import pytest
@@ -81,3 +82,24 @@ def test_exponents_are_of_the_rows_in_which_one_thing_grows():
     ]
     assert measured.exponents(rows, "population") == pytest.approx({"round_s": 1.0})
     assert measured.exponents(rows[:2], "population") == {}, "the cohort grows as well"
+
+
+def test_a_record_names_a_commit_that_outlives_a_rebase(tmp_path):
+    """That of the main branch; a plus says that there was more."""
+
+    def git(*words: str) -> str:
+        who = ("-c", "user.name=a", "-c", "user.email=a@b")
+        said = subprocess.run(["git", *who, *words], cwd=tmp_path, capture_output=True, check=True)
+        return said.stdout.decode().strip()
+
+    git("init", "-q", "-b", "main")
+    (tmp_path / "code").write_text("1")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    main = git("rev-parse", "HEAD")[:12]
+    assert measured.commit_of(tmp_path) == main
+    (tmp_path / "code").write_text("2")
+    assert measured.commit_of(tmp_path) == f"{main}+"
+    git("checkout", "-qb", "other")
+    git("commit", "-qam", "two")
+    assert measured.commit_of(tmp_path) == f"{main}+"
