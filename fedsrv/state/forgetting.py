@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedmodels.config.combinations import refusals
+from fedmodels.config.privacy import NO_GROUP
 from fedmodels.errors import ConfigError
 from fedmodels.position import NONE_YET, Interaction
 from fedmodels.tensors.archive import LIVE, PERSONAL
@@ -46,6 +47,9 @@ def forget(store: Store, names: Sequence[int | tuple[int, int]]) -> list[str]:
         for line in refusals(store.experiment, also="forgetting"):
             raise ConfigError(line)
         _check_tasks(store, tasks)
+        privacy, schedule = store.experiment.privacy, store.experiment.schedule
+        if privacy and not privacy.has_whole_group(schedule, {*store.aside(), *fresh}):
+            raise ConfigError(NO_GROUP)
         store.set_aside(
             dict.fromkeys(sorted(fresh), WHY), Interaction(0)
         )  # a crash leaves the wish

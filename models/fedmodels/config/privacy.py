@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -252,6 +253,13 @@ class Privacy(StrictTable):
         takes_all = schedule.trains_all and schedule.availability is None
         return takes_all and not self.noise_at_clients
 
+    def has_whole_group(self, schedule: Schedule, gone: Collection[int]) -> bool:
+        """Tell whether a fixed group is whole without some clients; True where none is fixed."""
+        if self.secure_sum is None or not self.fixes_groups(schedule):
+            return True
+        groups = self.secure_sum.group_of_each(schedule.clients)
+        return any({*group}.isdisjoint(gone) for group in groups)
+
     @property
     def hides_clients(self) -> bool:
         """Whether the noise hides whole clients."""
@@ -300,6 +308,10 @@ PAID_ONCE = (
     "--forget trains all others once more, which [privacy] level would have to pay for: begin a "
     "new run without the client"
 )
+NO_GROUP = (
+    "--forget: a fixed group of [privacy.secure_sum] without one of its clients comes to nothing, "
+    "and none would be left: begin a new run without the client"
+)
 REFUSED: tuple[Refusal, ...] = (
     Refusal(
         ("participants", "noise at clients"),
@@ -326,6 +338,17 @@ REFUSED: tuple[Refusal, ...] = (
     ) for noise in ("noise at the server", "noise at clients")),
     *(Refusal((level, "forgetting"), PAID_ONCE)
       for level in ("noise at the server", "noise at clients", "example privacy")),
+    Refusal(
+        ("secure sums", "forgetting"),
+        "--forget sums the uploads of all others once more, which they refuse: the difference of "
+        "two sums is what the client uploaded; begin a new run with another seed, without it",
+        when=lambda e: not e.fixes_groups, where="fixed = false",
+    ),
+    Refusal(
+        ("secure sums", "forgetting"), NO_GROUP,
+        when=lambda e: e.fixes_groups and e.privacy is not None and e.privacy.groups == 1,
+        where="one fixed group",
+    ),
     Refusal(
         ("stopping", "hidden counts"),
         '[privacy] announce = "{0.announced}" leaves no F1 to end the run by: set [evaluate] '

@@ -120,6 +120,39 @@ def test_what_cannot_be_computed_again_is_refused_in_a_line(digits, tmp_path):
             )  # fmt: skip
 
 
+def test_secure_sums_that_could_not_be_made_again_refuse_before_anything_is_undone(
+    digits, tmp_path
+):
+    """Each refused wish undid the whole run, which could not be computed again."""
+    sums: dict[str, Any] = {"trust": "coordinator", "groups": 2}
+    for name, more, gone, line in [
+        ("one", {"groups": 1}, [1], "a fixed group .* comes to nothing, and none would be left"),
+        ("changing", {"groups": 1, "fixed": False}, [1], "the difference of two sums is what"),
+        ("task", {"groups": 1, "fixed": False}, [(1, 0)], "the difference of two sums is what"),
+        ("two", {}, [0, 1], "a fixed group .* comes to nothing, and none would be left"),
+        ("left", {}, [1], ""),
+    ]:
+        experiment = tiny_experiment(
+            schedule={"clients": 6}, privacy={"secure_sum": {**sums, **more}}
+        )
+        data, run = sixfold(digits, tmp_path / f"data-{name}"), tmp_path / name
+        whole = run_in_process(experiment, data, run)
+        if not line:
+            run_in_process(experiment, data, run, resume=True, forgotten=gone)
+            assert {origin.client for origin in lineage_of(run).at(3)} == {0, 2, 4}
+            continue
+        with pytest.raises(ConfigError, match=line):
+            run_in_process(experiment, data, run, resume=True, forgotten=gone)
+        assert_same(run_in_process(experiment, data, run, resume=True), whole)
+
+
+def sixfold(data: Path, place: Path) -> Path:
+    """Return data of six clients: those of three, each twice."""
+    for client in range(6):
+        shutil.copytree(data / str(client % 3), place / str(client))
+    return place
+
+
 def otherwise(data: Path, place: Path, client: int, task: int) -> Path:
     """Return a copy of clients' data in which one task of a client has other examples, and fewer.
 
