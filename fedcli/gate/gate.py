@@ -7,7 +7,7 @@ refused whole, in a line that names the option which would allow it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,11 @@ from google.protobuf.message import Message
 from fedcli.gate.rules import Rules
 from fedmodels.class_names import composed
 from fedmodels.errors import ConfigError
+from fedpb.tables import values_of
 from fedpb.told import EXTRA, HELD_BACK, NOT_OURS, Door, classes
 
 if TYPE_CHECKING:
+    from fedpb.v1.table_pb2 import Table
     from fedmodels.tensors.bundle import Bundle
 
 NOISED, MASKED, TRUSTED = "noised", "masked", "trusted"
@@ -31,6 +33,8 @@ COUNTS = ("scalars/num_examples", "weights/counts")
 """Keys of an upload that count examples, as the description does."""
 AS_IT_IS = {"mean": (0.0,), "std": (1.0,)}
 """Mean and deviation of inputs that are taken as they are."""
+OF_TARGETS = ("target_mean", "target_std")
+"""Mean and deviation of numbers to predict."""
 
 
 def held_back(rules: Rules) -> frozenset[str]:
@@ -55,7 +59,7 @@ class Gate(Door):
     _names: set[str] = field(default_factory=set, init=False)
     """Names of classes that the coordinator has said."""
     _moments: dict[str, tuple[float, ...]] = field(default_factory=dict, init=False)
-    """Mean and deviation that it has said, by name."""
+    """Means and deviations that it has said, by name."""
 
     _has_heard: bool = field(default=False, init=False)
     """Whether it has shown its config."""
@@ -98,9 +102,7 @@ class Gate(Door):
             self.heard_names(named)
             shares = columns.get("quantiles") or ()
             self.heard_names(f"{name} q{share:g}" for name in named for share in shares)
-        for key in AS_IT_IS:
-            if (said := data.get(key)) is not None:
-                self._moments[key] = tuple(map(float, said))
+        self._moments.update(_moments_of(data))
 
     def heard_names(self, names: Iterable[str]) -> None:
         """Take names of classes that the coordinator says."""
@@ -194,15 +196,50 @@ class Gate(Door):
     def _is_echo(self, name: str, value: Any, message: Any) -> bool:
         """Tell whether a field of a description is what the coordinator said, or may know anyway.
 
-        What ``fedcli partition`` dealt out has the moments and the names of all the data set.
+        Anybody knows the moments and the names of a published data set.
         """
         if message.DESCRIPTOR.name != "ClientDescription":
             return False
-        if message.HasField("partition"):
+        if name == "partition":
+            return all(said == self._moments.get(key) for key, said in _moments_in(value))
+        if message.HasField("partition") and _is_published(message.partition, name):
             return True
         if name == "class_names":
             return not self.unsaid(value)
         return tuple(value) in (self._moments.get(name), AS_IT_IS.get(name))
+
+
+def _moments_of(data: Mapping[str, Any]) -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Yield the means and deviations that a table of how data are read has, by name."""
+    for table, keys in ((data, AS_IT_IS), (data.get("columns") or {}, OF_TARGETS)):
+        for key in keys:
+            if (said := table.get(key)) is not None:
+                yield key, tuple(map(float, said))
+
+
+def _moments_in(partition: Table) -> list[tuple[str, tuple[float, ...]]]:
+    """Return the means and deviations in a table of how data were dealt out."""
+    data = values_of(partition).get("data") or {}
+    try:
+        return [*_moments_of(data)]
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError("the partition of client.json is malformed: its [data]") from None
+
+
+def _is_published(partition: Table, name: str) -> bool:
+    """Tell whether a field follows from a published data set alone, and not from a client's part.
+
+    Moments do where clients' inputs are not normalised apart.
+    """
+    from fedcli.data.sets.registry import comes_along  # knows all loaders
+
+    made = values_of(partition)
+    try:
+        how, data = made["scenario"], made["data"]
+        is_apart = "zscore" in how or ":" in how["kind"]  # a user's function may do it as well
+        return comes_along(data["name"]) and (name == "class_names" or not is_apart)
+    except (AttributeError, KeyError, TypeError):
+        return False
 
 
 def _is_set(message: Any, name: str, value: Any) -> bool:

@@ -7,8 +7,9 @@ A field has one class, and a field without one does not leave: a :class:`Door` r
 - ``parts``: it holds other fields, which stand for themselves;
 - ``announced``, ``examples``: how many examples there are, by class and in all;
 - ``timing``: how long the work took, and how much memory;
-- ``labels``: names of classes; ``moments``: mean and deviation of inputs. Where they are what the
-  coordinator itself has said, they tell it nothing;
+- ``labels``: names of classes; ``moments``: mean and deviation of inputs, also where a table of how
+  data were dealt out has them. Where they are what the coordinator itself has said, they tell it
+  nothing;
 - ``loss``, ``scores``, ``metrics``: what a model is found to be worth on a client's examples;
 - ``text``: words of the program about data; ``failure``: words on what went wrong;
 - ``tensors``: numbers of an upload, each under its own key;
@@ -38,7 +39,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 _FIELDS = """
 parts:
   JoinRequest.description JoinSeveralRequest.descriptions JoinSeveralRequest.clients
-  Joining.tasks ClientDescription.tasks ClientDescription.partition
+  Joining.tasks ClientDescription.tasks
   PullRequest.waiting PushRequest.header PushHeader.report PushHeader.bundle
   Report.counts Report.confusions Report.probabilities Report.secure_sum Report.figures
   Report.refused_model Report.trained SecureAnswer.shares SecureAnswer.opened LeaveRequest.others
@@ -81,7 +82,7 @@ announced:
 labels:
   ClientDescription.class_names
 moments:
-  ClientDescription.mean ClientDescription.std
+  ClientDescription.mean ClientDescription.std ClientDescription.partition
 text:
   TaskCounts.why TaskCounts.unusual TaskCounts.drifted
 examples:

@@ -165,6 +165,11 @@ def is_published(root: Path) -> bool:
         name = json.loads((root / "partition.json").read_bytes())["config"]["data"]["name"]
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return False
+    return comes_along(name)
+
+
+def comes_along(name: str) -> bool:
+    """Tell whether a data set is one that fedtide lists, and none of a user's files."""
     return name in DATASETS and name not in OWN
 
 

@@ -132,7 +132,48 @@ def test_with_a_floor_moments_leave_only_as_an_echo(key: str) -> None:
         Gate().passed(message)
     held.passed(described(**{key: SAID["data"][key]}))
     held.passed(described(mean=[0.0], std=[1.0]))
-    held.passed(described(mean=[0.123], partition=table_of({"seed": 1})))
+
+
+DEALT = {"seed": 1, "data": {"name": "digits"}, "scenario": {"kind": "per_class_shards"}}
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"seed": 1},
+        {**DEALT, "data": {"name": "table"}},
+        {**DEALT, "data": {"name": "site.py:rows"}},
+        {**DEALT, "scenario": {"kind": "natural", "zscore": "per_client_channel"}},
+        {**DEALT, "scenario": {"kind": "cut.py:apart"}},
+        {**DEALT, "data": "digits"},
+    ],
+)
+def test_a_table_of_how_data_were_dealt_out_lets_no_moments_of_a_client_pass(made: Any) -> None:
+    """A published data set has moments that anybody knows, unless each client has its own."""
+    for key in ("mean", "std"):
+        held = gate(require_privacy=FLOOR)
+        with pytest.raises(ConfigError, match="--tell moments|malformed"):
+            held.passed(described(**{key: [0.123]}, partition=table_of(made)))
+    gate(require_privacy=FLOOR).passed(described(mean=[0.123], partition=table_of(DEALT)))
+
+
+def test_a_table_of_how_data_were_dealt_out_has_no_moments_but_those_said() -> None:
+    targets = {"columns": {"target_mean": [3.0], "target_std": [1.5]}}
+    for data in (SAID["data"], targets):
+        message = described(partition=table_of({**DEALT, "data": {"name": "digits", **data}}))
+        with pytest.raises(ConfigError, match=r"has partition.*--tell moments"):
+            gate(require_privacy=FLOOR).passed(message)
+        held = gate(require_privacy=FLOOR)
+        held.heard({"data": data})
+        held.passed(message)
+
+
+def test_a_table_of_how_data_were_dealt_out_lets_no_names_of_own_data_pass() -> None:
+    names, held = ["Name 1962-04-03"], gate(allow_column=["diag:label"])
+    held.passed(described(class_names=names, partition=table_of(DEALT)))
+    with pytest.raises(ConfigError, match=r"has class_names.*--tell labels"):
+        made = table_of({**DEALT, "data": {"name": "table"}})
+        held.passed(described(class_names=names, partition=made))
 
 
 @pytest.mark.parametrize("rules", [{"require_privacy": FLOOR}, {"allow_column": ["diag:label"]}])
