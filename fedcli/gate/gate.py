@@ -21,8 +21,8 @@ from fedpb.tables import values_of
 from fedpb.told import EXTRA, HELD_BACK, NOT_OURS, Door, classes
 
 if TYPE_CHECKING:
-    from fedpb.v1.table_pb2 import Table
     from fedmodels.tensors.bundle import Bundle
+    from fedpb.v1.table_pb2 import Table
 
 NOISED, MASKED, TRUSTED = "noised", "masked", "trusted"
 """What hides numbers of an upload: noise of the client, masks that only a sum loses, or noise that

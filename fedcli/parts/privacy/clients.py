@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fedcli.gate.gate import NOISED, TRUSTED
-from fedcli.parts.privacy import FAILED, coarse
+from fedcli.parts.privacy import FAILED, blur
 from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.runtime.client_part import Client, ClientPart, Training
 from fedmodels.errors import PayloadError
@@ -75,8 +75,5 @@ class ClientPrivacy(ClientPart):
         return [(key, how) for key in upload.by_key() if key in known]
 
     def reports(self, order: rpc.Order, report: rpc.Report) -> None:
-        """Blur what tells of the client: a guess at its state cannot be checked."""
-        if order.kind == rpc.ORDER_KIND_TRAIN:
-            report.seconds = coarse(report.seconds)
-        if report.state_sha256:
-            report.state_sha256 = self.client.states.secret().keyed(report.state_sha256)
+        """Blur what tells of the client."""
+        blur(self.client, order, report)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcli.gate.gate import NOISED
-from fedcli.parts.privacy import FAILED, coarse
+from fedcli.parts.privacy import FAILED, blur
 from fedcli.parts.privacy.floor import FloorLedger
 from fedcli.parts.privacy.ledger_marks import LedgerMark
 from fedcli.runtime.client_part import Client, ClientPart, Training
@@ -61,9 +61,8 @@ class ExamplePrivacy(ClientPart):
         return [(key, NOISED) for key in upload.by_key() if key in known]
 
     def reports(self, order: rpc.Order, report: rpc.Report) -> None:
-        """Blur how long the training took."""
-        if order.kind == rpc.ORDER_KIND_TRAIN:
-            report.seconds = coarse(report.seconds)
+        """Blur what tells of the client's examples."""
+        blur(self.client, order, report)
 
     def close(self) -> None:
         """Close the ledger."""

@@ -152,7 +152,7 @@ def test_a_table_of_how_data_were_dealt_out_lets_no_moments_of_a_client_pass(mad
     """A published data set has moments that anybody knows, unless each client has its own."""
     for key in ("mean", "std"):
         held = gate(require_privacy=FLOOR)
-        with pytest.raises(ConfigError, match="--tell moments|malformed"):
+        with pytest.raises(ConfigError, match=r"--tell moments|malformed"):
             held.passed(described(**{key: [0.123]}, partition=table_of(made)))
     gate(require_privacy=FLOOR).passed(described(mean=[0.123], partition=table_of(DEALT)))
 
@@ -171,8 +171,8 @@ def test_a_table_of_how_data_were_dealt_out_has_no_moments_but_those_said() -> N
 def test_a_table_of_how_data_were_dealt_out_lets_no_names_of_own_data_pass() -> None:
     names, held = ["Name 1962-04-03"], gate(allow_column=["diag:label"])
     held.passed(described(class_names=names, partition=table_of(DEALT)))
+    made = table_of({**DEALT, "data": {"name": "table"}})
     with pytest.raises(ConfigError, match=r"has class_names.*--tell labels"):
-        made = table_of({**DEALT, "data": {"name": "table"}})
         held.passed(described(class_names=names, partition=made))
 
 

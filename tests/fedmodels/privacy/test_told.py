@@ -146,11 +146,12 @@ def test_the_log_of_calls_has_no_digest_of_an_upload_that_noise_hides():
     assert {cover_of(f"audit.{key}", "client") for key in lines[1]} <= {*COVERS, *TOLD}
 
 
-def test_time_is_told_up_to_a_power_of_two_and_states_by_a_keyed_digest(digits, tmp_path):
+@pytest.mark.parametrize("level", ["client", "example"])
+def test_time_is_told_up_to_a_power_of_two_and_states_by_a_keyed_digest(digits, tmp_path, level):
     """The clients keep no state, so that their plain digests would be one."""
-    reports = []
+    reports, experiment = [], hiding("fedavg", level=level)
     run_in_process(
-        hiding("fedavg"), digits, tmp_path / "run", after=lambda done: reports.append(done.report)
+        experiment, digits, tmp_path / "run", after=lambda done: reports.append(done.report)
     )
     digests = [report.state_sha256 for report in reports if report.state_sha256]
     assert len(digests) == len({*digests}) == 3
