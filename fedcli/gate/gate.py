@@ -7,7 +7,7 @@ refused whole, in a line that names the option which would allow it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +72,7 @@ class Gate(Door):
         if self._held:
             self._held |= {NOT_OURS}
         floor = self.rules.floor
-        kinds = {MASKED} if self.rules.min_cohort else {MASKED, NOISED}
-        if floor is not None and floor.where == "server":
-            kinds.add(TRUSTED)
-        is_any = floor is None and not self.rules.min_cohort
-        self._kinds = None if is_any else kinds
+        self._noise = {NOISED} if floor is None or floor.where != "server" else {NOISED, TRUSTED}
 
     def tells(self, of: str) -> bool:
         """Tell whether fields of a class leave."""
@@ -121,21 +117,30 @@ class Gate(Door):
         if self._held:
             self._walk(message)
 
-    def look_at_upload(self, upload: Bundle, covers: Mapping[str, str]) -> None:
-        """Look at the keys of an upload; ConfigError for one that nothing hides."""
-        if self._kinds is None:
-            return
-        for key in upload.by_key():
-            if covers.get(key) in self._kinds or key in COUNTS or self.rules.tells(key):
-                continue
-            raise ConfigError(
-                f"the upload has {key}, which no {'mask' if self.rules.min_cohort else 'noise'} "
-                f"covers: {self._option}; --tell {group_of(key)} would allow it"
-            )
+    def look_at_upload(
+        self, upload: Bundle, covers: Mapping[str, str], inside: Collection[str]
+    ) -> None:
+        """Look at the keys of an upload; ConfigError for one that nothing hides.
 
-    @property
-    def _option(self) -> str:
-        return "--min-cohort" if self.rules.min_cohort else "--require-privacy"
+        Masks fall in a sum, and so they stand for no noise: under a floor, noise has to cover what
+        is ``inside`` them as well.
+        """
+        for key in upload.by_key():
+            is_masked = covers.get(key) == MASKED
+            if self.rules.min_cohort and not is_masked:
+                self._check_told(key, "mask", "--min-cohort")
+            if self.rules.floor is not None:
+                for one in (inside or [key]) if is_masked else [key]:
+                    if covers.get(one) not in self._noise:
+                        self._check_told(one, "noise", "--require-privacy")
+
+    def _check_told(self, key: str, what: str, option: str) -> None:
+        """Raise ConfigError for a key that nothing allows to leave bare."""
+        if key not in COUNTS and not self.rules.tells(key):
+            raise ConfigError(
+                f"the upload has {key}, which no {what} covers: {option}; --tell {group_of(key)} "
+                "would allow it"
+            )
 
     def _walk(self, message: Message) -> None:
         for name, of, is_repeated in self._looked_at(message.DESCRIPTOR):

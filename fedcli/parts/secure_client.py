@@ -64,6 +64,8 @@ class SecureSums(ClientPart):
         if terms is None:  # nobody has checked the run for it
             check_run(client.experiment, None, 0)
         self._terms, self._fewest = terms or SumTerms(), 0
+        self._made: object = None
+        """The masked numbers of the last upload."""
         if (floor := client.brought.get("floor")) is not None:
             self._fewest = floor.floor.min_cohort
             if self._terms.peers is not None:
@@ -100,11 +102,14 @@ class SecureSums(ClientPart):
     def leaves(self, half: Training, upload: Bundle) -> Bundle:
         """Return an upload under masks."""
         form = self.client.set_up.wire.part(SecureUpload)
-        return self._talk.masked(half.order, upload, half.payload, form)
+        masked = self._talk.masked(half.order, upload, half.payload, form)
+        self._made = masked.weights.get(VECTOR)
+        return masked
 
     def covers(self, half: Training, upload: Bundle) -> Iterable[tuple[str, str]]:
         """Return the key of the masked numbers; what travels beside them is as it is."""
-        return [(key, MASKED) for key in upload.by_key() if key == f"weights/{VECTOR}"]
+        made = self._made is not None and upload.weights.get(VECTOR) is self._made
+        return [(f"weights/{VECTOR}", MASKED)] if made else []
 
     def answer(self, order: rpc.Order) -> rpc.Report | None:
         """Answer an order to advertise a key, to share secrets, to agree, or to open shares."""

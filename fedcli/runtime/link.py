@@ -340,7 +340,7 @@ class Link:
         """Return a result as it leaves; what the gate does not let through is declined."""
         header = push_header(member, result)
         try:
-            return self.gate.pushed(header, result.upload, result.covers)
+            return self.gate.pushed(header, result.upload, result.covers, result.inside)
         except ConfigError as error:
             log.error("client %s: %s", result.order.client_id, error)
             reason = rpc.FAILURE_REASON_DECLINED

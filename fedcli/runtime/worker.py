@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -75,7 +75,9 @@ class Result:
     reason: rpc.FailureReason = rpc.FAILURE_REASON_UNSPECIFIED
     """What kind of failure it is."""
     covers: Mapping[str, str] = field(default_factory=dict)
-    """What hides each key of the upload, by key."""
+    """What hides each key of the upload, by key, and of what was put under masks."""
+    inside: Sequence[str] = ()
+    """The keys of what was put under masks."""
     release: Release | None = None
     """What the training follows from, where something hides the client."""
 
@@ -265,9 +267,15 @@ class Worker(Client):
         tell_trained(order, report, upload.num_bytes())
         for part in self.parts:
             part.saved(half)
-        covers = {key: how for part in self.parts for key, how in part.covers(half, upload)}
+        covers = {
+            key: how
+            for seen in (half.upload, upload)
+            for part in self.parts
+            for key, how in part.covers(half, seen)
+        }
+        inside = [key for key in half.upload.by_key() if key not in upload.by_key()]
         kept = half.release if self.hides else None
-        result = Result(order, upload, report, covers=covers, release=kept)
+        result = Result(order, upload, report, covers=covers, inside=inside, release=kept)
         self._held = result if upload.num_bytes() <= self.keep_bytes else None
         self._begun = None
         return result

@@ -20,7 +20,7 @@ What covers each in a run with noise follows from these (tests/fedmodels/privacy
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -210,21 +210,26 @@ class Door:
         return Passed(_KEY, message.SerializeToString())
 
     def pushed(
-        self, header: rpc.PushHeader, upload: Bundle, covers: Mapping[str, str] = NOTHING
+        self,
+        header: rpc.PushHeader,
+        upload: Bundle,
+        covers: Mapping[str, str] = NOTHING,
+        inside: Collection[str] = (),
     ) -> Pushed:
         """Return a result as what may leave.
 
         Args:
             header: what it begins with.
             upload: what follows.
-            covers: what hides each key of the upload, by key.
+            covers: what hides each key of the upload, by key, and of what was put under masks.
+            inside: the keys of what was put under masks.
 
         Raises:
             ConfigError: it does not leave.
         """
         check_schema(header.DESCRIPTOR)
         self.look(header)
-        self.look_at_upload(upload, covers)
+        self.look_at_upload(upload, covers, inside)
         return Pushed(_KEY, header, upload)
 
     def several(self, results: Iterable[Passed]) -> Passed:
@@ -234,5 +239,7 @@ class Door:
     def look(self, message: Message) -> None:
         """Look at a message before it is made bytes; ConfigError for one that does not leave."""
 
-    def look_at_upload(self, upload: Bundle, covers: Mapping[str, str]) -> None:
+    def look_at_upload(
+        self, upload: Bundle, covers: Mapping[str, str], inside: Collection[str]
+    ) -> None:
         """Look at the keys of an upload; ConfigError for one that does not leave."""

@@ -282,7 +282,9 @@ UPLOAD = Bundle({"base/w": torch.ones(2)}, scalars={"num_examples": 3.0})
         ({}, "", None),
         ({"require_privacy": FLOOR}, "", "no noise covers: --require-privacy; --tell weights/base"),
         ({"require_privacy": FLOOR}, NOISED, None),
-        ({"require_privacy": FLOOR}, MASKED, None),
+        ({"require_privacy": FLOOR}, MASKED, "no noise covers: --require-privacy"),
+        ({"require_privacy": FLOOR, "min_cohort": 3}, MASKED, "no noise covers"),
+        ({"require_privacy": FLOOR, "min_cohort": 3}, NOISED, "no mask covers"),
         ({"require_privacy": FLOOR}, TRUSTED, "no noise covers"),
         ({"require_privacy": f"{FLOOR},where=server"}, TRUSTED, None),
         ({"require_privacy": FLOOR, "tell": ["weights/base"]}, "", None),
@@ -301,6 +303,21 @@ def test_a_key_of_an_upload_that_nothing_hides_does_not_leave(
     else:
         with pytest.raises(ConfigError, match=why):
             gate(**rules).pushed(rpc.PushHeader(), UPLOAD, hidden)
+
+
+@pytest.mark.parametrize("rules", [{}, {"min_cohort": 3}])
+@pytest.mark.parametrize("how", [NOISED, TRUSTED, MASKED, ""])
+def test_masks_stand_for_no_noise(rules: dict[str, Any], how: str) -> None:
+    """They fall in the sum, which a coordinator that deviates makes over whom it likes."""
+    masked, inside = Bundle({"masked": torch.ones(2)}), ["weights/a", "weights/b"]
+    covers = {"weights/masked": MASKED, "weights/a": NOISED, "weights/b": how}
+    held = gate(require_privacy=FLOOR, **rules)
+    if how == NOISED:
+        held.pushed(rpc.PushHeader(), masked, covers, inside)
+    else:
+        with pytest.raises(ConfigError, match="the upload has weights/b, which no noise covers"):
+            held.pushed(rpc.PushHeader(), masked, covers, inside)
+    gate(min_cohort=3).pushed(rpc.PushHeader(), masked, covers, inside)
 
 
 def test_a_result_that_does_not_leave_is_declined() -> None:

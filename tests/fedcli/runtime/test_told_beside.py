@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from fedcli.gate.gate import Gate
+from fedcli.gate.gate import MASKED, Gate
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.parts.privacy.told_beside import check_told
+from fedcli.parts.secure_client import SecureClient
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedcli.runtime.worker import Result
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ConfigError
 from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training.secure_upload import MASKED as VECTOR
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.conftest import tiny_experiment
@@ -181,6 +183,33 @@ def test_all_that_leaves_of_a_private_training_is_covered_and_its_loss_does_not(
     bare = {key: how for key, how in done.covers.items() if "head" not in key}
     with pytest.raises(ConfigError, match=r"no noise covers.*--tell weights/head"):
         Gate(Rules.of(require_privacy=floor)).pushed(header, done.upload, bare)
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_what_is_under_masks_needs_noise_of_its_own(
+    noise: bool, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gate refuses it, whatever was looked at when the client joined."""
+    table = {**NOISY, "where": "clients"} if noise else {}
+    run = tiny_experiment(
+        method="fedavg",
+        privacy={**table, "secure_sum": {"trust": "coordinator"}},
+        evaluate={"views": []},
+    )
+
+    def masked(self: Any, order: Any, upload: Bundle, payload: Any, form: Any) -> Bundle:
+        return Bundle({VECTOR: torch.zeros(3)}, scalars=upload.scalars)
+
+    monkeypatch.setattr(SecureClient, "masked", masked)
+    done = trained(run, digits, tmp_path / "states")
+    assert done.covers[f"weights/{VECTOR}"] == MASKED
+    assert "weights/head/bias" in done.inside
+    held = Gate(Rules.of(require_privacy=FLOOR, min_cohort=3))
+    if noise:
+        held.pushed(rpc.PushHeader(), done.upload, done.covers, done.inside)
+    else:
+        with pytest.raises(ConfigError, match=r"has weights/base/.*, which no noise covers"):
+            held.pushed(rpc.PushHeader(), done.upload, done.covers, done.inside)
 
 
 @pytest.mark.parametrize("form", ["float16", "int8", "top-k"])
