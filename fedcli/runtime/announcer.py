@@ -15,7 +15,7 @@ from fedcli.runtime.answers import RunOver, SessionGone, Superseded, UploadRefus
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.link import Link
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.errors import ConfigError, FedtideError, LinkError
 from fedmodels.files import Stamp, stamp_of
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import values_of
@@ -63,7 +63,8 @@ class Announcer:
         self._folders = [] if incoming is None else [
             Incoming(
                 incoming if len(workers.clients) == 1 else incoming / str(client),
-                workers.root, client, cache(partial(how_cut, workers.root, client, self._link)),
+                workers.root, client,
+                cache(partial(how_cut, workers.root, client, self._link, workers.joined)),
                 strict=strict,
             )
             for client in self._clients
@@ -101,13 +102,15 @@ class Announcer:
             self._enrolment.announced[client] = stamp  # not again before it changes
 
 
-def how_cut(root: Path, client: int, link: Link | None) -> How | None:
+def how_cut(
+    root: Path, client: int, link: Link | None, joined: Experiment | None = None
+) -> How | None:
     """Return by which ``[data]`` files are cut: as the first ones, or as the server says.
 
-    None where nobody says it.
+    None where nobody says it. Of a run that was ``joined``, it is that of its config.
 
     Raises:
-        LinkError: the server does not say it now.
+        LinkError: the server does not say it now, or says another one than that run has.
     """
     if (found := remembered(root)) is not None or link is None:
         return found
@@ -115,4 +118,10 @@ def how_cut(root: Path, client: int, link: Link | None) -> How | None:
         wanted = link.prepare(client)
     except ConfigError:  # the run's config has no [data]
         return None
-    return how_of(values_of(wanted.data), wanted.seed)
+    how = how_of(values_of(wanted.data), wanted.seed)
+    if joined is not None and how != (joined.data, joined.seed):
+        raise LinkError(
+            "the server says another [data] to cut files by than that of the run which this client "
+            "joined: nothing is cut by it"
+        )
+    return how

@@ -127,6 +127,11 @@ class Workers:
                 if experiment.net.weights_sha256 and isinstance(first.client, int):
                     init_client(first.method, first.run, first.client)
 
+    @property
+    def joined(self) -> Experiment | None:
+        """What the clients joined with; None before they did."""
+        return self._experiment
+
     def _at_present(self, experiment: Experiment, settings: Table) -> Experiment:
         """Return an experiment with other settings, and with what the site itself asks for."""
         if found := values_of(settings):

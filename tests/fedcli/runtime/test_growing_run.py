@@ -435,6 +435,20 @@ def test_files_are_cut_as_before_or_as_the_server_says(tmp_path):
     assert (known[0].test_share, known[1]) == (0.25, 4)
 
 
+def test_files_are_cut_by_no_other_table_than_that_of_the_run_that_was_joined(tmp_path):
+    """A coordinator shows one to those who join, and would say another one later."""
+    link: Any = FakeLink()
+    for asked in ({"name": "digits"}, {"name": "directory", "test_share": 0.5}):
+        run = tiny_experiment(data=asked, seed=3)
+        link.data = {"name": "directory", "test_share": 0.25}
+        with pytest.raises(LinkError, match=r"another \[data\] to cut files by"):
+            how_cut(tmp_path, 0, link, run)
+        link.data = run.data.model_dump(mode="json")
+        assert how_cut(tmp_path, 0, link, run) == (run.data, 3)
+        with pytest.raises(LinkError, match=r"another \[data\] to cut files by"):
+            how_cut(tmp_path, 0, link, tiny_experiment(data=asked, seed=4))
+
+
 def test_a_watched_folder_is_for_open_runs(data, tmp_path):
     link: Any = FakeLink()
     brought = {"watched": Watched(tmp_path / "in")}
