@@ -12,6 +12,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.privacy.accounting import GaussianReleases
 from fedmodels.privacy.ledger import Charge
 from fedmodels.tensors.bundle import Bundle
+from fedmodels.training.asked import bare_views
 from fedmodels.training.private_uploads import contributions, noise_of_client, with_own_noise
 from fedpb.v1 import coordinator_pb2 as rpc
 
@@ -28,6 +29,20 @@ class ClientPrivacy(ClientPart):
         """Take the site's floor, where it has one."""
         super().__init__(client)
         self._floor: FloorLedger | None = client.brought.get("floor")
+
+    def follows(self, order: rpc.Order) -> None:
+        """Refuse to score a model that no noise covers, where the site counts.
+
+        Raises:
+            PayloadError: the order asks for that; nothing is trained.
+        """
+        if self._floor is None:
+            return
+        for view in order.views:
+            if view in bare_views(self.client.method, self.client.run):
+                raise PayloadError(
+                    f"an order to score {view}, a model that was trained here without noise"
+                )
 
     def begins(self, half: Training) -> None:
         """Check that a training keeps within the site's floor."""

@@ -12,6 +12,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import Problem
+from fedmodels.training.asked import bare_views
 from fedmodels.training.private_uploads import contributions
 from fedmodels.training.run import RunFacts
 
@@ -23,14 +24,15 @@ def check_told(rules: Rules, experiment: Experiment, problem: Problem) -> None:
     """Check that a run needs nothing that a site with a floor does not tell.
 
     Raises:
-        ConfigError: its uploads have keys that no noise covers; names the option that would allow
-            it.
+        ConfigError: its uploads have keys that no noise covers, with the option that would allow
+            it; or it scores models that were trained here without noise.
     """
     table = experiment.method
     method = make(table.name, **table.hyper_parameters())
     found = set[str]()
     for run in RunFacts(experiment, problem).of_each_net:
         _check_hides(experiment, run)
+        _check_scored(experiment, run)
         found |= {key for key in _uncovered(experiment, run) if not rules.tells(key)}
     if found:
         groups = sorted({group_of(key) for key in found})
@@ -49,6 +51,20 @@ def _check_hides(experiment: Experiment, run: RunFacts) -> None:
 
         table = experiment.method
         check_hides_examples(make(table.name, **table.hyper_parameters()), run)
+
+
+def _check_scored(experiment: Experiment, run: RunFacts) -> None:
+    """Check that no model is scored which was trained here without noise; ConfigError for one."""
+    if experiment.privacy is None or experiment.privacy.hides_examples:
+        return  # each step of a training has noise
+    method = make(experiment.method.name, **experiment.method.hyper_parameters())
+    views = [view for view in experiment.evaluate.views if view in method.views]
+    if bare := [view for view in views if view in bare_views(method, run)]:
+        rest = [view for view in views if view not in bare]
+        raise ConfigError(
+            f"--require-privacy: the run scores {', '.join(bare)} of method {method.name!r}, which "
+            f"was trained here without noise: it needs [evaluate] views = {rest}, or level=example"
+        )
 
 
 def _uncovered(experiment: Experiment, run: RunFacts) -> list[str]:

@@ -103,6 +103,19 @@ def keeps_state(method: Method, run: RunFacts) -> bool:
         return bool([*method.init_client(run, 0).by_key()])
 
 
+def bare_views(method: Method, run: RunFacts) -> frozenset[str]:
+    """Return the views of models that noise on uploads does not cover.
+
+    Such a model was trained on the client's examples and never left it: after local training, with
+    a private state, or where scoring trains it.
+    """
+    if fits_for_scores(method):
+        return frozenset({"global", "after_local", "after_downlink"})
+    return frozenset(
+        {"after_local", "after_downlink"} if keeps_state(method, run) else {"after_local"}
+    )
+
+
 def reported(method: Method, run: RunFacts) -> frozenset[str]:
     """Return the names that clients may put into ``ctx.metrics``: of a function ``reported``."""
     found: frozenset[str] = asked(method, "reported", {}, lambda run: frozenset())(run)

@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from fedcli.gate.gate import MASKED, Gate
+from fedcli.gate.privacy_floor import PrivacyFloor
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
+from fedcli.parts.privacy.floor import FloorLedger
+from fedcli.parts.privacy.scores import ScoreLedger
 from fedcli.parts.privacy.told_beside import check_told
 from fedcli.parts.secure_client import SecureClient
 from fedcli.runtime.host import Host
@@ -73,7 +76,7 @@ def test_a_method_whose_uploads_noise_covers_is_taken(method: str) -> None:
 def test_a_run_that_scores_is_refused_unless_scores_are_allowed(
     scores: str | int | None, refused: bool
 ) -> None:
-    scoring = run_of("fedavg", evaluate={})
+    scoring = run_of("fedavg", evaluate={"views": ["global"]})
     rules = Rules.of(require_privacy=FLOOR, scores=scores)
     if refused:
         with pytest.raises(ConfigError, match="--scores N allows"):
@@ -151,19 +154,60 @@ def test_a_site_goes_on_with_a_run_that_was_resumed_with_other_settings(
         host._check_shown(tiny_experiment(schedule=schedule, training={"batch_size": 3}))
 
 
-def trained(experiment: Any, digits: Path, states: Path) -> Result:
-    workers = Workers([0], digits, states, torch.device("cpu"))
+def ordered(
+    experiment: Any, digits: Path, states: Path, brought: Any = None, **more: Any
+) -> Result:
+    workers = Workers([0], digits, states, torch.device("cpu"), brought or {})
     workers.begin(experiment)
     worker = workers.of(0)
-    order = rpc.Order(
-        kind=rpc.ORDER_KIND_TRAIN, client_id="0", base=-1, committed=-1, durable=-1
-    )  # fmt: skip
+    facts = {"kind": rpc.ORDER_KIND_TRAIN, "base": -1, "committed": -1, "durable": -1, **more}
+    order = rpc.Order(client_id="0", **facts)
     sent = worker.run.initial_weights
     names = [key.removeprefix("weights/") for key in worker.set_up.payload_spec["common"].required]
     found = worker.execute(order, Bundle(weights={name: sent[name] for name in names}))
     assert found is not None
+    return found
+
+
+def trained(experiment: Any, digits: Path, states: Path) -> Result:
+    found = ordered(experiment, digits, states)
     assert found.failure == ""
     return found
+
+
+SCORED = [("fedavg", "after_local", False), ("fedavg", "global", True),
+          ("fedper", "after_downlink", False), ("fedbabu", "global", False)]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [rpc.ORDER_KIND_TRAIN, rpc.ORDER_KIND_EVALUATE])
+@pytest.mark.parametrize(("method", "view", "is_scored"), SCORED)
+def test_a_model_that_was_trained_without_noise_is_not_scored(
+    method: str, view: str, is_scored: bool, kind: Any, digits: Path, tmp_path: Path
+) -> None:
+    """Scores of it tell of training rows, and no ledger would be charged for them."""
+    ledger = tmp_path / "site.db"
+    floor = PrivacyFloor.of(FLOOR)
+    brought = {"floor": FloorLedger(floor, ledger), "scores": ScoreLedger(9, ledger)}
+    run = run_of(method)
+    done = ordered(
+        run, digits, tmp_path / "a", brought, kind=kind, views=[view], tasks_seen=1
+    )  # fmt: skip
+    assert bool(done.report.counts) == (is_scored and kind == rpc.ORDER_KIND_EVALUATE)
+    assert (done.reason == rpc.FAILURE_REASON_REFUSED) != is_scored
+    assert done.report.num_examples == 0 or is_scored, "nothing was trained"
+
+
+@pytest.mark.parametrize(("method", "view", "is_scored"), SCORED)
+def test_a_run_that_scores_what_was_trained_without_noise_is_refused_before_the_join(
+    method: str, view: str, is_scored: bool
+) -> None:
+    run = run_of(method, evaluate={"views": [view]})
+    rules = Rules.of(require_privacy=FLOOR, scores=9, tell=["bare"])
+    if is_scored:
+        check_told(rules, run, PROBLEM)
+    else:
+        with pytest.raises(ConfigError, match=rf"the run scores {view} of method '{method}'"):
+            check_told(rules, run, PROBLEM)
 
 
 @pytest.mark.parametrize("level", ["client", "example"])
