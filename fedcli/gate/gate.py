@@ -18,7 +18,8 @@ from fedcli.gate.rules import Rules
 from fedmodels.class_names import composed
 from fedmodels.errors import ConfigError
 from fedpb.tables import values_of
-from fedpb.told import EXTRA, HELD_BACK, NOT_OURS, Door, classes
+from fedpb.told import HELD_BACK, NOT_OURS, OF_OWN, Door, classes, figures, without_number
+from fedpb.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
     from fedmodels.tensors.bundle import Bundle
@@ -61,6 +62,8 @@ class Gate(Door):
     _moments: dict[str, tuple[float, ...]] = field(default_factory=dict, init=False)
     """Means and deviations that it has said, by name."""
 
+    _declared: set[str] = field(default_factory=set, init=False)
+    """Figures that the run's method and its parts declare."""
     _has_heard: bool = field(default=False, init=False)
     """Whether it has shown its config."""
     _fields: dict[str, Sequence[tuple[str, str, bool]]] = field(default_factory=dict, init=False)
@@ -114,6 +117,8 @@ class Gate(Door):
 
     def look(self, message: Message) -> None:
         """Leave out what is held back; ConfigError for a message that cannot do without it."""
+        if isinstance(message, rpc.PushHeader) and message.report.extra:
+            self._look_at_figures(message.report)
         if self._held:
             self._walk(message)
 
@@ -150,7 +155,7 @@ class Gate(Door):
                 for inner in (value if is_repeated else [value]) if held else ():
                     self._walk(inner)
             elif of == "metrics":
-                self._hold_back_metrics(message)
+                continue  # each figure has its own class
             elif _is_set(message, name, value) and not self._is_echo(name, value, message):
                 self._hold_back(message, name, of)
 
@@ -179,9 +184,26 @@ class Gate(Door):
                 found.append((one.name, of, one.is_repeated))
         return tuple(found)
 
-    def _hold_back_metrics(self, report: Any) -> None:
-        """Leave out the figures of a report that are held back, each by its key."""
-        keys = [key for key in report.extra if EXTRA.get(key, "metrics") in self._held]
+    def declare(self, names: Iterable[str]) -> None:
+        """Take what a method or a part says that clients report: other figures do not leave."""
+        self._declared.update(map(without_number, names))
+
+    def _look_at_figures(self, report: rpc.Report) -> None:
+        """Leave out the figures of a report that are held back; ConfigError for one of no class."""
+        held = set(self._held)
+        if self.rules.scores is not None:  # a figure is no model that anybody counts
+            held |= {"scores"} - self.rules.told
+        keys = list[str]()
+        for key in report.extra:
+            name = without_number(key)
+            of = figures().get(name, OF_OWN if name in self._declared else None)
+            if of is None:
+                raise ConfigError(
+                    f"the report has {key}, which has no class in fedpb/told.py and is no figure "
+                    "that the method's function reported, or a part, names"
+                )
+            if of in held:
+                keys.append(key)
         for key in keys:
             del report.extra[key]
         if keys:

@@ -53,6 +53,7 @@ from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.times import FOLLOWED_WITHIN_S, WAKE_S, transfer_s
+from fedmodels.training.asked import reported
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import usual_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -142,6 +143,9 @@ class Host:
             part_at("fedpb.zstd:check_installed")()
         self.link.zstd = experiment.zstd
         self.workers.begin(experiment, reply.class_names)
+        set_up = self.workers.set_ups.of(rpc.Order())
+        for run in set_up.run.of_each_net:
+            self.link.gate.declare(reported(set_up.method, run) | set_up.wire.tells)
         beside = (part.beside(self.enrolment) for part in halves_of(experiment, "client"))
         self._looks = [look for look in beside if look is not None]
 

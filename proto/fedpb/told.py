@@ -114,15 +114,45 @@ HELD_BACK: Final = (
 """Classes that a condition may hold back."""
 NOT_OURS: Final = "relay"
 """The class of fields that no client fills."""
-EXTRA: Final = MappingProxyType({"epsilon": "examples", "epsilon_next": "examples"})
-"""Keys of ``Report.extra`` that are no metrics: what a client says that it has spent."""
+_FIGURES = """
+examples:
+  epsilon epsilon_next
+loss:
+  flow_loss generator_loss
+scores:
+  prequential
+metrics:
+  alpha credibility flow_density generator_ratio generator_trainings generators_trained
+  input_drift input_drift_p input_drift_number prediction_drift prediction_drift_p
+  prediction_drift_number prototype_angle prototype_share replay_acceptance replay_examples
+  replay_shortage
+"""
+"""Figures of ``Report.extra``, each without the number of a class or a block at its end."""
+OF_OWN: Final = "metrics"
+"""The class of a figure that a method of one's own declares: what a condition holds back first."""
 
 
 @cache
 def classes() -> MappingProxyType[str, str]:
     """Return the class of each field that a client or a relay may send: ``Message.field``."""
+    return _by_word(_FIELDS)
+
+
+@cache
+def figures() -> MappingProxyType[str, str]:
+    """Return the class of each figure that a method or a part puts into ``Report.extra``."""
+    return _by_word(_FIGURES)
+
+
+def without_number(figure: str) -> str:
+    """Return the name of a figure without the number of a class or a block."""
+    base, _, number = figure.rpartition("_")
+    return base if base and number.isdecimal() else figure
+
+
+def _by_word(text: str) -> MappingProxyType[str, str]:
     found, name = dict[str, str](), ""
-    for word in _FIELDS.split():
+    for word in text.split():
         if word.endswith(":"):
             name = word[:-1]
         elif found.setdefault(word, name) != name:

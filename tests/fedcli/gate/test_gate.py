@@ -17,14 +17,30 @@ from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.worker import Result
+from fedmodels import methods
+from fedmodels.config.combinations import LISTED
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
-from fedmodels.tensors.bundle import Bundle
+from fedmodels.nets.alp import INFLUENCE
+from fedmodels.tensors.bundle import Bundle, Problem
+from fedmodels.training import asked
+from fedmodels.training.run import RunFacts
 from fedpb.tables import table_of
-from fedpb.told import FREE, HELD_BACK, Door, Passed, Pushed, check_schema, classes
+from fedpb.told import (
+    FREE,
+    HELD_BACK,
+    Door,
+    Passed,
+    Pushed,
+    check_schema,
+    classes,
+    figures,
+    without_number,
+)
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription, TaskCounts
 from fedpb.v1.enrolment_pb2 import EnrolRequest
+from tests.conftest import tiny_experiment
 from tests.fedcli.gate.test_rules import RUN
 from tests.sizes import ROOT
 
@@ -35,6 +51,7 @@ SENT = (
 )  # fmt: skip
 """What a client sends; a PushSeveralRequest is put together of results that have passed."""
 CPU = torch.device("cpu")
+PROBLEM = Problem((1, 8, 8), 10)
 
 
 def gate(**options: Any) -> Gate:
@@ -250,6 +267,49 @@ def test_what_is_held_back_is_so_while_another_thread_finds_out_what_that_is(
     monkeypatch.setattr("fedcli.gate.gate.classes", lambda: slow)
     one.pushed(reported(), Bundle())
     assert "loss" in others[0].report.withheld
+
+
+def figures_left(held: Gate, **extra: float) -> set[str]:
+    header = rpc.PushHeader(report=rpc.Report(extra=extra))
+    held.pushed(header, Bundle())
+    assert ("extra" in header.report.withheld) == (len(header.report.extra) < len(extra))
+    return {*header.report.extra}
+
+
+def test_each_figure_of_each_method_and_part_has_a_class() -> None:
+    """At the most of what their settings make them report."""
+    found = {name for part in LISTED for name in part.tells}
+    for name in methods.names():
+        if name != "fedali":
+            run = RunFacts(tiny_experiment(method=name), PROBLEM)
+            found |= asked.reported(methods.make(name), run)
+    found |= {f"{one}_0" for one in INFLUENCE}  # of FedAli, by [evaluate] influence
+    assert {*map(without_number, found)} == {*figures()}
+    assert {*figures().values()} <= {*HELD_BACK, *FREE}
+
+
+def test_a_figure_without_a_class_does_not_leave() -> None:
+    for rules in ({}, {"require_privacy": FLOOR, "tell": ["metrics"]}):
+        with pytest.raises(ConfigError, match="the report has patients, which has no class"):
+            figures_left(gate(**rules), patients=42.0)
+        held = gate(**rules)
+        held.declare(["patients_0"])
+        assert figures_left(held, patients_7=42.0) == {"patients_7"}
+    held = gate(require_privacy=FLOOR)
+    held.declare(["patients"])
+    assert figures_left(held, patients=42.0, epsilon=1.0) == {"epsilon"}
+
+
+def test_a_figure_is_held_back_by_its_own_class() -> None:
+    said = {"generator_loss": 1.0, "alpha": 0.5, "prequential": 0.9, "replay_acceptance_3": 0.1}
+    assert figures_left(Gate(), **said) == {*said}
+    assert figures_left(gate(require_privacy=FLOOR), **said) == set()
+    told = gate(require_privacy=FLOOR, tell=["loss"])
+    assert figures_left(told, **said) == {"generator_loss"}
+    told = gate(require_privacy=FLOOR, tell=["metrics"])
+    assert figures_left(told, **said) == {"alpha", "replay_acceptance_3"}
+    for scores in (3, "none"):  # an accuracy is no model that the site counts
+        assert figures_left(gate(scores=scores), **said) == {*said} - {"prequential"}
 
 
 @pytest.mark.parametrize(
