@@ -235,7 +235,8 @@ ORDER_LOOK_S = 0.1
 SITE_LOOK_S = 5.0
 """A site that stays asks again which run is served, and waits no longer for the answer."""
 FIRST_PAUSE_S = 5.0
-"""After a fault it joins the run again; then after twice the pause each time."""
+"""After a fault it joins the run again, and a relay that stays begins again; then after twice the
+pause each time."""
 LAST_PAUSE_S = 300.0
 """The longest such pause."""
 A_NEW_RUN_S = 60.0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.times import FIRST_PAUSE_S, LAST_PAUSE_S
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.cli import app
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.relay.relaying import Relaying, RunGone
 from fedsrv.relay.service import RelayService
@@ -58,6 +61,33 @@ def test_after_a_fault_a_relay_begins_again_after_a_longer_time_each_time():
 def test_what_keeps_the_first_relay_from_beginning_ends_the_command():
     with pytest.raises(ConfigError, match="no relay"):
         relayed(ConfigError("no relay.pem"))
+
+
+def test_each_run_is_relayed_by_the_conditions_of_the_command(tmp_path, monkeypatch):
+    """Who may join, whose code may run and the log; certificates are read again."""
+    served, read = list[tuple[object, ...]](), itertools.count()
+
+    def serve(clients, above, listen, telling, code, log_place, on_ready):
+        served.append((clients, above.credentials, listen.address, code, log_place))
+        if len(served) == 3:
+            raise KeyboardInterrupt
+        on_ready("127.0.0.1:4000")
+        raise RunGone("it has failed")
+
+    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
+    monkeypatch.setattr(
+        "fedsrv.identity.tls.caller_credentials", lambda *files: (next(read), *files[:3])
+    )
+    files = Path("ca.pem"), Path("relay.pem"), Path("relay.key")
+    words = ["--up-ca", "ca.pem", "--up-cert", "relay.pem", "--up-key", "relay.key", "--stay"]
+    words += ["--up", "host:1", "--clients", "0-1", "--code", "own.py", "--audit", str(tmp_path)]
+    CliRunner().invoke(app, ["relay", *words])
+    same = [Path("own.py")], tmp_path
+    assert served == [
+        (range(2), (0, *files), "127.0.0.1:0", *same),
+        (range(2), (1, *files), "127.0.0.1:4000", *same),
+        (range(2), (2, *files), "127.0.0.1:4000", *same),
+    ]
 
 
 class Above:
