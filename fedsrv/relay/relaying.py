@@ -270,6 +270,13 @@ class Relaying:
     # --- orders -----------------------------------------------------------------------------------
 
     def _pull_forever(self) -> None:
+        try:
+            self._pull_until_the_end()
+        except Exception as error:  # else clients would wait for ever for this thread
+            log.exception("the relay cannot go on")
+            self._end(LinkError(f"the relay cannot go on: {error}"))
+
+    def _pull_until_the_end(self) -> None:
         wait_s = PAUSE_S
         while (asked := self._request()) is not None:
             joins, request = asked
@@ -287,9 +294,6 @@ class Relaying:
                 self._end(error)
             except CallFailed as error:
                 wait_s = self._judge(error, joins, wait_s)
-            except Exception as error:  # else clients would wait for ever for this thread
-                log.exception("the relay cannot go on")
-                self._end(LinkError(f"the relay cannot go on: {error}"))
             finally:
                 with self._lock:
                     self._call, self._delivery = None, Delivery()

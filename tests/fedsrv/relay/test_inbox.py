@@ -528,6 +528,21 @@ def test_a_coordinator_that_forgot_the_sessions_has_all_clients_join_again(world
     assert world.knows("issues") == {}
 
 
+def test_whatever_goes_wrong_in_the_thread_that_pulls_ends_the_relay(world, monkeypatch):
+    """Also where it looks what the end of a call means: clients would wait for ever for it."""
+
+    def ends(*_):
+        raise Failed(grpc.StatusCode.UNAVAILABLE)
+
+    def fails(*_):
+        raise ValueError("a fault of the program")
+
+    world.above.pull = ends
+    monkeypatch.setattr(world.relaying, "_judge", fails)
+    world.relaying._pull_forever()
+    assert "cannot go on: a fault of the program" in str(world.knows("ended"))
+
+
 def test_what_failed_calls_mean():
     again = ((AGAIN_AFTER, "500"),)
     code = grpc.StatusCode
