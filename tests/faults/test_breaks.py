@@ -112,3 +112,11 @@ def test_the_same_fault_does_no_harm_otherwise(broken, ground):
     played = ground.play(setting, plan)
     assert played.struck == list(plan.faults)
     assert troubles(played, undisturbed) == []
+
+
+def test_a_value_that_a_process_touches_without_its_lock_is_noticed(ground):
+    """The check is on in the processes that tests start."""
+    undisturbed = ground.undisturbed(RELAYED)
+    played = ground.play(RELAYED, Plan(broken="lock-left-out"))
+    found = troubles(played, undisturbed)
+    assert any("Relaying._ended without _lock" in trouble for trouble in found), found

@@ -99,6 +99,13 @@ def strangers_left_out() -> None:
     RelayedTrips.ready_group = without_strangers  # type: ignore[method-assign]
 
 
+def lock_left_out() -> None:
+    """Let a relay look without the lock why it has to end."""
+    from fedsrv.relay.relaying import Relaying
+
+    Relaying._why_ended = lambda self: self._ended  # type: ignore[method-assign]
+
+
 BREAKS = {
     function.__name__.replace("_", "-"): function
     for function in (
@@ -108,6 +115,7 @@ BREAKS = {
         finish_before_acceptance,
         sum_of_before,
         strangers_left_out,
+        lock_left_out,
     )
 }
 
