@@ -61,7 +61,8 @@ class FixedGroup:
         if other:
             raise PayloadError(
                 f"client {other[0]} has another key than when this client first opened a sum with "
-                f"it: its certificate was issued anew, or somebody speaks for it. {self._advice}"
+                "it: its certificate was issued anew, or somebody speaks for it. fedcli enrol with "
+                f"the .key of before renews a certificate without that. {self._advice}"
             )
 
     def note(self, keys: Mapping[int, bytes], run: str) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -79,7 +79,11 @@ class SecureRound:
     ) -> None:
         """Drop a group that has too few clients left; its members are those with keys, or given."""
         why = f"its group has {left} clients left for a secure sum; it takes {needed}"
-        for client in members or group.keys:
+        self.drop(group, members or group.keys, why)
+
+    def drop(self, group: SecureGroup, members: Iterable[int], why: str) -> None:
+        """Drop a group, and say of its members why."""
+        for client in members:
             self.failed.setdefault(client, why)
         self.groups = [one for one in self.groups if one is not group]
 
@@ -290,6 +294,11 @@ class SecureRounds(Exchange):
             found.groups.append(group)
             if len(keys) < (least := self._least(clients, MIN_GROUP)):
                 found.leave_out(group, len(keys), least, clients)
+            elif (learning := self._learning(ctx, keys)) < MIN_GROUP:
+                why = (
+                    f"{learning} clients of its group have examples; a secure sum takes {MIN_GROUP}"
+                )
+                found.drop(group, keys, why)
         self._check_left(ctx, found)
         by_client, asked = dict[int, SecureGroup](), dict[int, rpc.SecureSum]()
         for group in found.groups:
@@ -505,6 +514,12 @@ class SecureRounds(Exchange):
         """Return how many of these clients a phase needs: the quorum and the threshold."""
         least = min(len(clients), self.rules.needed(len(clients)))
         return max(least, self.parts.plan.needed(clients))
+
+    def _learning(self, ctx: ServerContext, clients: Iterable[int]) -> int:
+        """Return how many of some clients have examples: the others add nothing to a sum."""
+        plan, step = self.parts.plan, self.parts.plan.steps[ctx.interaction]
+        told = (plan.terms.announced(client, step) for client in clients)
+        return sum(one.most_examples(plan.method.trains_on) > 0 for one in told)
 
     def _numbers(self, ctx: ServerContext) -> FixedPoint:
         """Return how numbers become integers, so that sums of groups can be added up as well."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -170,6 +174,30 @@ def test_of_groups_that_change_the_liar_is_found_by_its_sums():
     assert out == [[], [], [0]]
     without = SpoiledSums([], (0,))
     assert [without.count(each, [each[0]]) for each in groups] == [[], [], []]
+
+
+def without_examples(data: Path, place: Path, *clients: int) -> Path:
+    """Copy a partition whose clients here have nothing to train on."""
+    shutil.copytree(data, place)
+    for client in clients:
+        home = place / str(client)
+        for name in ("x", "y"):
+            file = home / "task-0" / f"train_{name}.npy"
+            np.save(file, np.load(file)[:0])
+        facts = json.loads((home / "client.json").read_text())
+        facts["tasks"][0]["train"] = [0] * 10
+        (home / "client.json").write_text(json.dumps(facts))
+    return place
+
+
+def test_a_group_in_which_too_few_have_examples_is_not_summed(data, tmp_path):
+    """Who has none adds nothing, so the sum would be the upload of client 4."""
+    few = without_examples(data, tmp_path / "few", 0, 2)
+    stage = Stage(six(1), few, tmp_path / "run", on(silent, 9))
+    stage.run()
+    (record,) = records_of(stage.out)
+    assert (record["cohort"], record["secure_sum"]["groups"]) == (ODD, [ODD])
+    assert record["failed"]["4"] == "1 clients of its group have examples; a secure sum takes 3"
 
 
 # --- the bound of a change ------------------------------------------------------------------------

@@ -97,7 +97,11 @@ def test_a_site_gets_its_certificate_and_keeps_its_key(authority, service, tmp_p
     assert cert.read_bytes() == before
     with pytest.raises(LinkError, match=r"was used already, with another key.*ALREADY_EXISTS"):
         get(service, token, tmp_path / "thief")
-    assert len(revoke(authority, "7")) == 1
+    cert.unlink()  # renewed: others have noted the key for their secure sums
+    get(service, invite(authority, "7", 1.0), tmp_path / "site")
+    assert cert.read_bytes() != before
+    check_pair(cert, cert.read_bytes(), key, key.read_bytes())
+    assert len(revoke(authority, "7")) == 2
 
 
 def test_a_crash_between_signing_and_answering_is_repeated(authority, monkeypatch):
