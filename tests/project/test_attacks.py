@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import leakage
-from benchmarks.attacks import inversion, optimised, page, study, uploads
+from benchmarks.attacks import inversion, masked_liar, optimised, page, study, uploads
 from benchmarks.attacks.attackers import (
     HIT,
     Attack,
@@ -359,3 +359,11 @@ def test_one_image_of_one_step_is_read_off_exactly(tmp_path):
     found = inversion.read_off(inversion.update_of(uploads.trained_on(run, ctx, *own)), own, every)
     assert [one.recognised for one in found] == [True]
     assert found[0].likeness == pytest.approx(1.0, abs=1e-4)
+
+
+def test_a_liar_under_masks_is_bounded_by_clip():
+    """A round of each: without a bound, one of six takes the model away."""
+    forms = ("nobody lies", "clip = 0", "default, groups = 2, and the liar does not clip")
+    honest, unbounded, grouped = (masked_liar.tried(name, 1, 1) for name in forms)
+    assert honest["counted"] == unbounded["counted"] == grouped["counted"] == 1
+    assert unbounded["honest_accuracy"] < honest["honest_accuracy"]
