@@ -24,7 +24,7 @@ import sqlite3
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -49,6 +49,7 @@ from fedpb.codec import encode
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
+from fedtide import own_loop
 from fedtide.testing.trial import digits_in, tiny_experiment
 
 PROBLEM = Problem((1, 8, 8), 10)
@@ -256,7 +257,39 @@ def other_data(data: Path, place: Path) -> Path:
     return place
 
 
-def told_to(liars: Sequence[Liar], rules: Rules, data: Path, states: Path) -> Heard:
+Joins = Callable[[str, Path, Path, Rules, Path | None], None]
+"""Takes part as client 0 at an address, with data, states, rules and a ledger."""
+
+
+def by_command(address: str, data: Path, states: Path, rules: Rules, ledger: Path | None) -> None:
+    """Take part as ``fedcli join`` does."""
+    host_of(
+        [0], address, data, states, torch.device("cpu"), rules=rules, ledger=ledger,
+        give_up_after=20.0,
+    ).run()  # fmt: skip
+
+
+def by_own_loop(address: str, data: Path, states: Path, rules: Rules, ledger: Path | None) -> None:
+    """Take part with a training loop of the site's own: a few steps over the data of the task."""
+    given = {"scores": rules.scores} if rules.scores is not None else {}
+    tasks = own_loop.client(
+        address, 0, data, state_dir=states, ledger=ledger, give_up_after=20.0, tell=[*rules.told],
+        require_privacy=None if rules.floor is None else rules.floor.text, **given,
+    )  # fmt: skip
+    for task in tasks:
+        x, y = task.data.tensors
+        steps = torch.optim.SGD(task.model.parameters(), lr=0.1)
+        for _ in range(3):
+            steps.zero_grad()
+            loss = torch.nn.functional.cross_entropy(task.model(x), y)
+            loss.backward()
+            steps.step()
+        task.send(loss=loss.detach())
+
+
+def told_to(
+    liars: Sequence[Liar], rules: Rules, data: Path, states: Path, joins: Joins = by_command
+) -> Heard:
     """Let a site take part with each of some coordinators, and return what they heard."""
     ended = ""
     for liar in liars:
@@ -266,10 +299,7 @@ def told_to(liars: Sequence[Liar], rules: Rules, data: Path, states: Path) -> He
         server.start()
         ledger = states / "site.db" if rules.counts else None
         try:
-            host_of(
-                [0], address, data, states / "state", torch.device("cpu"), rules=rules,
-                ledger=ledger, give_up_after=20.0,
-            ).run()  # fmt: skip
+            joins(address, data, states / "state", rules, ledger)
         except FedtideError as error:
             ended = str(error)
         finally:
@@ -449,7 +479,7 @@ def floor_of(level: str) -> str:
 
 
 def play(level: str, data: Path, root: Path, *, told: Sequence[str] = (), most: int = 0,
-         asks: Sequence[Ask] = ()) -> list[Finding]:  # fmt: skip
+         asks: Sequence[Ask] = (), joins: Joins = by_command) -> list[Finding]:  # fmt: skip
     """Tell all lies to four sites that have joined; return what is amiss.
 
     Args:
@@ -459,6 +489,7 @@ def play(level: str, data: Path, root: Path, *, told: Sequence[str] = (), most: 
         told: words by which the sites allow something beside uploads.
         most: models that they let be scored.
         asks: the orders of the first session; all lies unless given.
+        joins: how the sites take part.
     """
     rules = Rules.of(require_privacy=floor_of(level), tell=told, scores=most)
     places, sites = [data, other_data(data, root / "other")], dict[tuple[int, int], Heard]()
@@ -472,7 +503,7 @@ def play(level: str, data: Path, root: Path, *, told: Sequence[str] = (), most: 
             ]
             states = root / f"{which}{secret}"
             states.mkdir()
-            sites[which, secret] = told_to(liars, rules, where, states)
+            sites[which, secret] = told_to(liars, rules, where, states, joins)
     allowed = [*told, *(["scores"] if most else [])]
     one, ledger = sites[0, 0], root / "00" / "site.db"
     clips = [2 * CLIP if lie == "restart" else CLIP for lie in one.lies]

@@ -12,6 +12,7 @@ from benchmarks.attacks.lying_coordinator import (
     NOISE,
     Ask,
     Heard,
+    by_own_loop,
     epsilon_of,
     play,
     play_early,
@@ -40,6 +41,10 @@ FEW = [
 def test_a_site_tells_nothing_without_noise_and_pays_for_each_release(level, digits, tmp_path):
     """Three scores of one model after the other, of which the site allows two."""
     assert play(level, digits, tmp_path, most=2, asks=FEW) == []
+
+
+def test_a_training_loop_of_a_site_s_own_tells_no_more_and_pays_as_well(digits, tmp_path):
+    assert play("client", digits, tmp_path, most=2, asks=FEW, joins=by_own_loop) == []
 
 
 @pytest.mark.parametrize("level", LEVELS)
