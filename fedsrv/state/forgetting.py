@@ -65,9 +65,10 @@ def forget(store: Store, names: Sequence[int | tuple[int, int]]) -> list[str]:
     seconds = sum(record["seconds"].get("wall", 0.0) for record in records)
     store.take_back(NONE_YET)
     store.forget_tasks((), WHY, done=True)
-    named = [f"clients {', '.join(map(str, sorted(gone)))}"] if gone else []
+    many = len(gone) > 1
+    named = [f"client{'s' * many} {', '.join(map(str, sorted(gone)))}"] if gone else []
     named += [f"task {task} of client {client}" for client, task in sorted(store.forgotten())]
-    are = "is" if not gone and len(named) == 1 else "are"
+    are = "are" if many or len(named) > 1 else "is"
     return [
         f"{' and '.join(named)} {are} forgotten: {len(records)} interactions are computed again, "
         f"which took {seconds:.1f} s",

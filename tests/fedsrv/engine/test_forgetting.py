@@ -36,7 +36,7 @@ def test_who_is_forgotten_was_never_there(method, digits, tmp_path, caplog):
     run = tmp_path / "run"
     run_in_process(experiment, digits, run)
     killed(experiment, digits, run, resume=True, forgotten=[1], before=Dies(3))
-    assert "clients 1 are forgotten: 4 interactions are computed again" in caplog.text
+    assert "client 1 is forgotten: 4 interactions are computed again" in caplog.text
     assert "of what is forgotten there remain" in caplog.text
     again = run_in_process(experiment, digits, run, resume=True, forgotten=[1])
     assert_same(again, never)
