@@ -80,6 +80,15 @@ TARGETS: Mapping[str, Tables] = {
     "numbers": {"target": "price"}, "several labels": {"labels": ["fever", "cough"]},
 }  # fmt: skip
 """What is learned in place of classes: of a table, which no other set here has."""
+WITHOUT_KEY: Mapping[str, Tables] = {
+    "server data": {"method": {"name": "fedic"}},
+    "beginning": {"net": {"name": "mlp", "hidden": [16], "begin_from": "run"}},
+    "trackers": {"tracking": {"tensorboard": True}},
+    "changes": {
+        "scenario": {"tasks": 2, "concepts": {"show": ["plain", "swap 0 1"], "every": 1}},
+    },
+}
+"""What asks for a part that is in no set here."""
 APART = {
     "numbers": "of a table: tests/fedtide/test_targets.py has it with others",
     "several labels": "as numbers",

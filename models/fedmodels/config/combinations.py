@@ -61,6 +61,8 @@ class Part:
     """The refusals of its pairs below ``fedmodels``, where its section has them."""
     is_beside: bool = False
     """Whether its table decides nothing of what clients train and upload."""
+    sample: Mapping[str, Any] = field(default_factory=dict)
+    """The tables of a small config that switches it on, with which tests try a plugin's part."""
 
 
 def _covers_inputs(e: Experiment) -> None:

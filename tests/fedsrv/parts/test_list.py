@@ -11,21 +11,12 @@ import pytest
 
 from fedmodels.config.combinations import LISTED, part_at, parts_on
 from fedsrv.engine.server_part import ServerPart
-from tests.combinations import needed_by, tables_of
+from tests.combinations import WITHOUT_KEY, needed_by, tables_of
 from tests.conftest import tiny_experiment
 from tests.sizes import ROOT
 
 ALWAYS = ["UnusedData", "OddUploads", "Exclusions", "RefusedModels"]
 """What takes effect without a key of its own."""
-OTHERS: dict[str, dict[str, Any]] = {
-    "server data": {"method": {"name": "fedic"}},
-    "beginning": {"net": {"name": "mlp", "begin_from": "run"}},
-    "trackers": {"tracking": {"tensorboard": True}},
-    "changes": {
-        "scenario": {"tasks": 2, "concepts": {"show": ["plain", "swap 0 1"], "every": 1}},
-    },
-}
-"""What asks for a part that ``tests/combinations.py`` has no setting of."""
 UNASKED = ("unused data", "odd uploads", "exclusion by hand", "refused models")
 """Their names in the list."""
 
@@ -43,7 +34,7 @@ def test_a_plain_run_has_the_parts_that_need_no_key():
 @pytest.mark.parametrize("part", [p for p in LISTED if p.server and p.name not in UNASKED])
 def test_a_part_is_there_where_its_section_asks_for_it(part, tmp_path):
     names = needed_by([part.name])
-    tables = OTHERS.get(part.name) or tables_of(names, tmp_path)
+    tables = dict(WITHOUT_KEY.get(part.name, {})) or tables_of(names, tmp_path)
     needed = {p.server.partition(":")[2] for p in LISTED if p.name in names and p.server}
     assert {*on(**tables)} == {*ALWAYS, *needed}
 
