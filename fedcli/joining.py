@@ -31,6 +31,8 @@ from fedpb.tables import usual_of, values_of
 
 ANY = Rules()
 """The rules of a site without conditions."""
+LISTS = "fedtide-revocations.json"
+"""Beside the state directory: how new the lists of revoked certificates were."""
 IS_CUT = (
     "--recipe is for files as a site has them, and {} holds none: they are cut already, or are not "
     "there"
@@ -112,11 +114,11 @@ def host_of(
         from fedcli.parts.privacy.scores import score_ledger
 
         brought["scores"] = score_ledger(rules.scores, ledger, states)
+    # a site that stays has a directory of states for each run, and one note for all of them
+    place = states.absolute().parents[1 if run_id else 0]
     if rules.min_cohort or cert is not None:
         from fedcli.parts.sum_terms import SumTerms, signing
 
-        # a site that stays has a directory of states for each run, and one note for all of them
-        place = states.absolute().parents[1 if run_id else 0]
         signs = signing(*tls, crl, rules.min_cohort)
         brought["sums"] = SumTerms(signs, rules.min_cohort, place, rules.takes_changing_sums)
     if incoming is not None:
@@ -128,7 +130,7 @@ def host_of(
     if crl is not None:
         from fedpb.server_check import ServerCheck
 
-        link.check = ServerCheck(server, ca, crl, cert, key)
+        link.check = ServerCheck(server, ca, crl, cert, key, kept=place / LISTS)
     has_cut = _has_cut(clients, data, states / "own-data")
     if rules.columns and has_cut:
         raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")

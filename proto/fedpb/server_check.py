@@ -32,6 +32,7 @@ class ServerCheck:
         cert: Path | None,
         key: Path | None,
         option: str = "--tls",
+        kept: Path | None = None,
     ) -> None:
         """Read the list of revoked certificates.
 
@@ -42,6 +43,7 @@ class ServerCheck:
             cert: the caller's certificate, if it has to show one.
             key: that certificate's key.
             option: how the options of these begin, ``--tls`` or ``--up``.
+            kept: a file apart from the list that says how new it was, which outlives the process.
 
         Raises:
             ConfigError: the list cannot be used, or the authority that signed it is not given.
@@ -51,6 +53,8 @@ class ServerCheck:
         self.address = address
         signers = partial(authorities_of, ca, f"{option}-ca")
         self._revoked = RevocationList(crl, signers, f"{option}-crl", must_exist=True)
+        if kept is not None:
+            self._revoked.kept_in(kept)
         self._ssl = ssl.create_default_context(cafile=str(ca))
         self._ssl.set_alpn_protocols(["h2"])
         if cert and key:

@@ -14,10 +14,12 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedcli.joining import LISTS, host_of
 from fedcli.runtime import own_certificate as client_tls
 from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
@@ -470,6 +472,37 @@ def test_a_note_that_is_removed_revokes_nothing_back(authority, tmp_path):
     place.unlink()
     with pytest.raises(ConfigError, match=r"crl\.pem is gone, and was here before"):
         load_list(authority, must_exist=False)
+
+
+def test_a_client_keeps_how_new_its_list_was_beside_its_states(authority, digits, tmp_path):
+    """A note beside the list that is removed together with it revokes nothing back."""
+    tls, place = (authority / "ca.pem", None, None), authority / "crl.pem"
+
+    def started(run_id=""):
+        states = tmp_path / "site" / run_id / "states"
+        host = host_of(
+            [0], "localhost:1", digits, states, torch.device("cpu"), tls=tls, crl=place,
+            run_id=run_id,
+        )  # fmt: skip
+        host.link.close()
+
+    for who in ("7", "8"):
+        certs.issue(authority, who)
+    revoke(authority, "7")
+    older = place.read_bytes()
+    revoke(authority, "8")
+    newer = place.read_bytes()
+    started()
+    for run_id in ("", "a" * 32):  # and a site that stays, in another run
+        place.write_bytes(older)
+        (authority / ".crl.pem.newest").unlink()
+        with pytest.raises(ConfigError, match=r"crl\.pem is an older list \(number \d+\) than one"):
+            started(run_id)
+    place.write_bytes(newer)
+    started()
+    (tmp_path / "site" / LISTS).write_text("{")
+    with pytest.raises(ConfigError, match=rf"{LISTS} cannot be read: it is damaged"):
+        started()
 
 
 def test_two_authorities_are_counted_apart(authority, tmp_path):
