@@ -90,6 +90,7 @@ class ClientPrivacy(ServerPart):
     def takes_up(cls, store: Store, before: Experiment) -> Mapping[str, str]:
         """Let the run draw from the secret of its releases; ArchiveError where they are gone."""
         store.secret = cls.releases_of(store).secret
+        store.states_lines(NAME)
         return {}
 
     @staticmethod

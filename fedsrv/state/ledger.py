@@ -192,6 +192,10 @@ class Ledger:
         query = "SELECT statement FROM chain ORDER BY number"
         return [json.loads(text) for (text,) in self.db.execute(query)]
 
+    def said_of(self, key: str) -> list[dict[str, Any]]:
+        """Return the statements that name something; called by the owner."""
+        return [one for one in self._statements() if key in one]
+
     def _take_over(self) -> None:
         """Take up a file of the version before, whose rows no statement covers yet."""
         from fedsrv.state import earlier_ledger

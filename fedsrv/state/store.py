@@ -51,6 +51,7 @@ from fedsrv.state.run_directory import (
     writing,
 )
 from fedsrv.state.state_files import StateFiles, Unsynced
+from fedsrv.state.stated_lines import KEY, StatedLines, other_lines
 
 if TYPE_CHECKING:
     from fedmodels.numerics.secrecy import Secret
@@ -86,6 +87,8 @@ class Store:
         began with."""
         self.secret: Secret | None = None
         """What the run draws from where nobody may be able to draw it again; a part sets it."""
+        self.grows: dict[str, StatedLines] = {}
+        """Files of parts that only grow, by name: each commit states how far they had come."""
         self.keeps_since = 0
         """The first interaction after which clients have to hold their states."""
         self.strict = experiment.server.durability == "strict"
@@ -220,9 +223,11 @@ class Store:
         with writing(self.path):
             require_place(self.path, self._lock_file)
             self._compare_replay(record, state)
-            named = {"state": self._files.write(record["interaction"], state)}
+            named: dict[str, Any] = {"state": self._files.write(record["interaction"], state)}
             self._written = state
             named |= self.evidence.committing(record)
+            if self.grows:
+                named[KEY] = {name: file.now() for name, file in self.grows.items()}
             self.ledger.append(record, counts, named, self._new_watermark())
             if counts is None:
                 self._append(record)
@@ -238,6 +243,16 @@ class Store:
                 self.rewrite_lines()
             else:
                 self._append(record)
+
+    def states_lines(self, name: str) -> None:
+        """State the lines of a file of the directory that only grows, from the next commit on.
+
+        Raises:
+            ArchiveError: it lacks lines that were stated before.
+        """
+        if wrong := next(other_lines(self.path, self.ledger.said_of(KEY)), ""):
+            raise ArchiveError(f"{self.path}: {wrong}")
+        self.grows[name] = StatedLines(self.path / name)
 
     def _new_watermark(self) -> dict[str, str]:
         """Return the fact that says the watermark, where it is not stored yet."""

@@ -23,6 +23,7 @@ from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, wa
 from fedsrv.state.chain import Head, stated_states
 from fedsrv.state.state_files import check_stated, state_path
 from fedsrv.state.stated import Rows, opened, read_history
+from fedsrv.state.stated_lines import other_lines
 
 STATED = ("config.toml", "data.json", "lineage.json", "summary.json")
 """The files whose sha256 a run states."""
@@ -146,7 +147,8 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     elif kept is not None and links[kept.number] != kept.link:
         wrong.append(f"the history up to statement {kept.number} is not the one that was kept")
     lines, more = _audited(run, found.said)
-    return Verified(head, lines, [*wrong, *more, *_other_states(run), *falsified(run)])
+    wrong += [*more, *other_lines(run, found.said)]
+    return Verified(head, lines, [*wrong, *_other_states(run), *falsified(run)])
 
 
 def verified_log(place: Path, kept: Head | None = None) -> Verified:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedcli.data.store.client_data import ClientData
-from fedmodels.errors import ConfigError, PayloadError, TooFewClients
+from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClients
 from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret
@@ -27,6 +27,7 @@ from fedsrv.report.story import story
 from fedsrv.run_status import RunStatus
 from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
+from fedsrv.state.verification import verified
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.runs import Killed, ends_as, killed
@@ -443,3 +444,34 @@ def test_an_epsilon_alone_finds_the_noise_that_hides_from_a_member():
         for t in (0, 1)
     ]
     assert found[1] / found[0] == pytest.approx(math.sqrt(3 / 2), rel=1e-3)
+
+
+# --- the log of releases is stated ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["server", "clients"])
+def test_an_edited_log_of_releases_is_told_and_refused(digits, tmp_path, where):
+    """Whoever removes a line would spend less, and whoever edits one gets other noise."""
+    run, experiment = tmp_path / "run", private("fedavg", where=where)
+    run_in_process(experiment, digits, run)
+    assert verified(run).wrong == []
+    log = run / "privacy.jsonl"
+    secret, *lines = log.read_text().splitlines(keepends=True)
+    other = json.dumps({**json.loads(lines[2]), "digest": "0" * 32}) + "\n"
+    secrets = json.dumps({"secret": "00" * 32}) + "\n"
+    for changed, line in (
+        ([secret, *lines[:2], other, *lines[3:]], "one of its lines 4 to 4"),
+        ([secret, *lines[:-1]], f"lacks line {len(lines) + 1}"),
+        ([secrets, *lines], "one of its lines 1 to 2"),
+        ([secret, lines[1], lines[0], *lines[2:]], "one of its lines 1 to 2"),
+    ):
+        log.write_text("".join(changed))
+        (wrong,) = verified(run).wrong
+        assert wrong.startswith("privacy.jsonl ")
+        assert line in wrong
+        with pytest.raises(ArchiveError, match=r"privacy\.jsonl"):
+            Store(run, experiment, resume=True)
+    log.unlink()
+    assert verified(run).wrong == ["privacy.jsonl is gone; put a copy of it back"]
+    log.write_text("".join([secret, *lines, lines[-1]]))  # spent, and never committed: as a kill
+    assert verified(run).wrong == []
