@@ -16,7 +16,6 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from fedmodels.errors import ConfigError, reason_of
-from fedmodels.files import write_atomically
 
 REVOKED = "crl.pem"
 """How the list is called beside its authority."""
@@ -129,32 +128,6 @@ class RevocationList:
         else:
             self._check_never_here()
 
-    def kept_in(self, path: Path) -> None:
-        """Let how new the newest lists were be kept in a file apart; arguments of :meth:`kept_by`.
-
-        Raises:
-            ConfigError: as there; or the file cannot be read or written.
-        """
-
-        def read() -> Mapping[str, Any]:
-            try:
-                found = json.loads(path.read_text("utf-8"))
-            except FileNotFoundError:
-                return {}
-            except (OSError, ValueError, RecursionError) as error:
-                why = _why(error)
-                raise ConfigError(f"{path} cannot be read: {why}") from None
-            return found if isinstance(found, dict) else {}
-
-        def keep(marks: Marks) -> None:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, json.dumps(marks) + "\n", sync=True, private=True)
-            except OSError as error:
-                raise ConfigError(f"{path} cannot be written: {reason_of(error)}") from None
-
-        self.kept_by(read, keep)
-
     def _check_never_here(self) -> None:
         if self._known():
             raise ConfigError(
@@ -259,12 +232,6 @@ class RevocationList:
             f"the successor of {self._what} {since} due on {due:%Y-%m-%d}: this list may lack what "
             "was revoked since; bring the newest one of the authority (fedsrv certs crl)"
         )
-
-
-def _why(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return reason_of(error)
-    return "it is damaged; delete it to take the list as it is"
 
 
 def _marks_of(found: Any) -> Marks:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.times import CERTIFICATE_SHOWN_S
 from fedpb.pem import authorities_of
-from fedpb.revocation import RevocationList
+from fedpb.revocation import Marks, RevocationList
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ class ServerCheck:
         cert: Path | None,
         key: Path | None,
         option: str = "--tls",
-        kept: Path | None = None,
+        kept: tuple[Callable[[], Mapping[str, Any]], Callable[[Marks], None]] | None = None,
     ) -> None:
         """Read the list of revoked certificates.
 
@@ -43,7 +45,8 @@ class ServerCheck:
             cert: the caller's certificate, if it has to show one.
             key: that certificate's key.
             option: how the options of these begin, ``--tls`` or ``--up``.
-            kept: a file apart from the list that says how new it was, which outlives the process.
+            kept: reads and keeps how new the list was in another place than beside it
+                (:meth:`RevocationList.kept_by`).
 
         Raises:
             ConfigError: the list cannot be used, or the authority that signed it is not given.
@@ -54,7 +57,7 @@ class ServerCheck:
         signers = partial(authorities_of, ca, f"{option}-ca")
         self._revoked = RevocationList(crl, signers, f"{option}-crl", must_exist=True)
         if kept is not None:
-            self._revoked.kept_in(kept)
+            self._revoked.kept_by(*kept)
         self._ssl = ssl.create_default_context(cafile=str(ca))
         self._ssl.set_alpn_protocols(["h2"])
         if cert and key:

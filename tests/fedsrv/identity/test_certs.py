@@ -19,8 +19,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedcli.joining import LISTS, host_of
+from fedcli.joining import host_of
 from fedcli.runtime import own_certificate as client_tls
+from fedcli.runtime.kept_lists import LISTS
 from fedmodels.errors import ConfigError
 from fedpb.channels import is_loopback
 from fedpb.identities import covers
