@@ -31,8 +31,6 @@ from fedpb.tables import usual_of, values_of
 
 ANY = Rules()
 """The rules of a site without conditions."""
-LISTS = "fedtide-revocations.json"
-"""Beside the state directory: how new the lists of revoked certificates were."""
 IS_CUT = (
     "--recipe is for files as a site has them, and {} holds none: they are cut already, or are not "
     "there"
@@ -128,9 +126,11 @@ def host_of(
     link = Link(server, credentials, give_up_after, show, Gate(rules))
     link.run_id = run_id
     if crl is not None:
+        from fedcli.runtime.kept_lists import KeptLists
         from fedpb.server_check import ServerCheck
 
-        link.check = ServerCheck(server, ca, crl, cert, key, kept=place / LISTS)
+        kept = KeptLists(place)
+        link.check = ServerCheck(server, ca, crl, cert, key, kept=(kept.read, kept.keep))
     has_cut = _has_cut(clients, data, states / "own-data")
     if rules.columns and has_cut:
         raise ConfigError(f"--allow-column is for files as a site has them, and {data} is cut")
@@ -290,10 +290,10 @@ def _brought(
     try:
         place = cut(data, tables, wanted.seed, client, cache, recipe)
         names = read_file(place / str(client) / ABOUT, ClientFile).class_names
-        if unsaid := link.gate.unsaid(names):
+        if link.gate.holds_back(names):
             raise ConfigError(
-                f"{data} has a class that the run does not list, {printable(unsaid[0], 60)!r}, and "
-                "its name would be told: a recipe can call it by one of the run's, and --tell "
+                f"{data}: the labels are not those of the run, and their names would be told: "
+                "fedcli check --server shows them, a recipe can call them by the run's, and --tell "
                 "labels allows it"
             )
         return place, count_detail_in(wanted.announce)

@@ -59,6 +59,8 @@ class Gate(Door):
     rules: Rules = field(default_factory=Rules)
     _names: set[str] = field(default_factory=set, init=False)
     """Names of classes that the coordinator has said."""
+    _has_held_names: bool = field(default=False, init=False)
+    """Whether a message was refused for a name that it had not said."""
     _moments: dict[str, tuple[float, ...]] = field(default_factory=dict, init=False)
     """Means and deviations that it has said, by name."""
 
@@ -104,14 +106,20 @@ class Gate(Door):
         self._moments.update(_moments_of(data))
 
     def heard_names(self, names: Iterable[str]) -> None:
-        """Take names of classes that the coordinator says."""
-        self._names.update(map(composed, names))
+        """Take names of classes that the coordinator says.
 
-    def unsaid(self, names: Iterable[str]) -> list[str]:
-        """Return the names of classes that are held back: the coordinator did not say them."""
-        if "labels" not in self._held:
-            return []
-        return [name for name in names if composed(name) not in self._names]
+        Once names were held back it has learnt that bit, and further names would be guesses: by
+        one after the other it would find out which ones a site has.
+        """
+        if not self._has_held_names:
+            self._names.update(map(composed, names))
+
+    def holds_back(self, names: Iterable[str]) -> bool:
+        """Tell whether names of classes are held back: the coordinator did not say them all."""
+        if "labels" in self._held and any(composed(name) not in self._names for name in names):
+            self._has_held_names = True
+            return True
+        return False
 
     # --- what leaves ------------------------------------------------------------------------------
 
@@ -232,7 +240,7 @@ class Gate(Door):
         if message.HasField("partition") and _is_published(message.partition, name):
             return True
         if name == "class_names":
-            return not self.unsaid(value)
+            return not self.holds_back(value)
         return tuple(value) in (self._moments.get(name), AS_IT_IS.get(name))
 
 

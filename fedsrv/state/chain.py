@@ -27,6 +27,8 @@ SIZE = 32
 MAX_PROVEN = 1 << 14
 """Statements whose digests one answer holds, half a MiB."""
 SALT_BYTES = 16
+LINES = "lines"
+"""What a commit names under it: how far files had come that only grow, by name."""
 Key = int | str
 
 

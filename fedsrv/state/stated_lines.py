@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-KEY = "lines"
-"""What a statement names the lines of files under, by name of the file."""
+from fedsrv.state.chain import LINES
+
 Said = tuple[int, str]
 """A number of lines, and the sha256 of their bytes."""
 
@@ -42,7 +42,7 @@ def other_lines(run: Path, said: Collection[Mapping[str, Any]]) -> Iterator[str]
     """Yield a line for each file of a run that lacks lines which its history states."""
     stated: dict[str, dict[int, str]] = {}
     for one in said:
-        for name, (lines, digest) in one.get(KEY, {}).items():
+        for name, (lines, digest) in one.get(LINES, {}).items():
             stated.setdefault(name, {})[lines] = digest
     for name, marks in stated.items():
         if wrong := _first_wrong(run / name, marks):

@@ -36,7 +36,7 @@ from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
 from fedmodels.usual import defaults_of
 from fedsrv.state.audit import Evidence
-from fedsrv.state.chain import Head
+from fedsrv.state.chain import LINES, Head
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.owner import Owned, owned
@@ -51,10 +51,10 @@ from fedsrv.state.run_directory import (
     writing,
 )
 from fedsrv.state.state_files import StateFiles, Unsynced
-from fedsrv.state.stated_lines import KEY, StatedLines, other_lines
 
 if TYPE_CHECKING:
     from fedmodels.numerics.secrecy import Secret
+    from fedsrv.state.stated_lines import StatedLines
 
 log = logging.getLogger(__name__)
 
@@ -227,7 +227,7 @@ class Store:
             self._written = state
             named |= self.evidence.committing(record)
             if self.grows:
-                named[KEY] = {name: file.now() for name, file in self.grows.items()}
+                named[LINES] = {name: file.now() for name, file in self.grows.items()}
             self.ledger.append(record, counts, named, self._new_watermark())
             if counts is None:
                 self._append(record)
@@ -250,7 +250,9 @@ class Store:
         Raises:
             ArchiveError: it lacks lines that were stated before.
         """
-        if wrong := next(other_lines(self.path, self.ledger.said_of(KEY)), ""):
+        from fedsrv.state.stated_lines import StatedLines, other_lines  # few runs have such files
+
+        if wrong := next(other_lines(self.path, self.ledger.said_of(LINES)), ""):
             raise ArchiveError(f"{self.path}: {wrong}")
         self.grows[name] = StatedLines(self.path / name)
 
