@@ -7,7 +7,6 @@
   hand means torch's own settings; "repeatable" is that loop with deterministic algorithms; eager
   and captured are the training loop with ``capture = "off"`` and ``"auto"``.
 - **steps**: a client's epoch of each of several methods, captured, of its time eager.
-- **stacks**: clients that train as one step, of their time in turn: eager, and captured.
 - **layouts**: clients of digits that are trained a second, by processes on the GPU.
 - **generators**: pFedGRP's GANs of ten classes as one, of their time in turn.
 - **transfers**: a net's weights to the GPU and back, beside plain copies of as many bytes.
@@ -38,11 +37,9 @@ from benchmarks.measured import given_as, keep, markdown
 from benchmarks.training import (
     DIGITS,
     NETS,
-    STACKS,
     experiment_tables,
     loop_row,
     method_row,
-    stacked_row,
     wait_for,
     walls_of,
 )
@@ -55,8 +52,8 @@ from fedmodels.tensors.packed_weights import PackedWeights, packed
 from fedmodels.tensors.weighted_mean import weighted_mean
 
 Row = dict[str, Any]
-LAYOUTS = (("auto", 1), (1, 1), (4, 1), (1, 50))
-"""Processes, and how many clients of each train as one step."""
+LAYOUTS = ("auto", 1, 4)
+"""Processes."""
 LAUNCH_S = 60.0
 """After which a launch is stopped."""
 GANS = ((8, 20, 16, 10), (28, 64, 16, 10), (32, 64, 64, 10))
@@ -131,36 +128,27 @@ def _steps(device: str, quick: bool) -> list[Case]:
     ]
 
 
-def _stacks(device: str, quick: bool) -> list[Case]:
-    cases, times = ([("digits-cnn", 2, 16, 8)], 1) if quick else (STACKS, 5)
-    return [
-        Case(" ".join(map(str, case)), lambda _, case=case: stacked_row(*case, device, times))
-        for case in cases
-    ]
-
-
 def _layouts(device: str, quick: bool) -> Iterator[Case]:
     clients, rounds = (4, 4) if quick else (50, 8)
-    layouts = [(1, 1), (2, 1), (1, 2)] if quick else LAYOUTS
+    layouts = [1, 2] if quick else LAYOUTS
     tables = experiment_tables({**DIGITS, "clients": clients}, rounds)
     with tempfile.TemporaryDirectory() as root:
         config = config_in(Path(root), tables)
 
-        def row(hosts: object, together: int, left: float) -> Row:
-            out, first = Path(root) / f"{hosts}-{together}", Path(root) / "data"
+        def row(hosts: object, left: float) -> Row:
+            out, first = Path(root) / f"{hosts}-hosts", Path(root) / "data"
             dealt = ["--data", first] if first.exists() else []
-            sets = ["--set", f"training.together={together}", "--device", device]
-            command = launching(config, out, "--hosts", hosts, *sets, *dealt)
+            command = launching(config, out, "--hosts", hosts, "--device", device, *dealt)
             quiet = subprocess.DEVNULL
             subprocess.run(command, check=True, stdout=quiet, timeout=min(left, LAUNCH_S))
             if not dealt:
                 (out / "data").rename(first)
             wall = statistics.median(walls_of(out))
-            facts = {"hosts": str(hosts), "clients": clients, "together": together}
+            facts = {"hosts": str(hosts), "clients": clients}
             return {**facts, "round_s": wall, "per_s": clients / wall}
 
-        for hosts, together in layouts:
-            yield Case(f"{hosts} by {together}", partial(row, hosts, together))
+        for hosts in layouts:
+            yield Case(f"{hosts} hosts", partial(row, hosts))
 
 
 def _generators(device: str, quick: bool) -> list[Case]:
@@ -252,7 +240,6 @@ PARTS: Mapping[str, tuple[str, Callable[[str, bool], Iterable[Case]]]] = {
     "sums": ("The mean of ten uploads on the processor, of a sum's time on the GPU", _sums),
     "loops": ("A client's epoch, of a hand-written loop's time", _loops),
     "steps": ("A client's epoch by method, captured, of its time eager", _steps),
-    "stacks": ("Clients that train as one step, of their time in turn", _stacks),
     "layouts": ("Clients of digits that are trained a second", _layouts),
     "generators": ("GANs of several classes as one, of their time in turn", _generators),
 }

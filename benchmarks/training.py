@@ -1,13 +1,11 @@
 """Real training: what a round takes beside the same steps in plain torch loops on the same cores.
 
     python -m benchmarks.training [--jobs digits-10 digits-50 fashion-10] [--rounds 6]
-    python -m benchmarks.training --steps       # formats, fused steps, bfloat16, stacks
+    python -m benchmarks.training --steps       # formats, fused steps, bfloat16
     python -m benchmarks.training --alignment   # FedAli's local training beside FedAvg's
-    python -m benchmarks.training --inprocess   # rounds without processes, in turn and together
     python -m benchmarks.training --replay      # rounds of methods with generators beside FedAvg's
 
-The jobs on digits also run with the clients of a host trained together
-(``fedmodels.training.stack``), that on Fashion-MNIST in bfloat16.
+The job on Fashion-MNIST also runs in bfloat16.
 A plain loop is what one would write without a framework: the clients' data as tensors, one process
 per core, each training its share of the clients, nothing sent. Loops and framework alternate.
 """
@@ -17,7 +15,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -47,13 +44,12 @@ from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_se
 from fedmodels.training.loop import ClientHalf, train_locally
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stack import fit_together
 from fedpb.codec import merged
 
 DIGITS = {"data": {"name": "digits"}, "net": {"name": "digits-cnn"}, "batch_size": 16}
 JOBS: Mapping[str, Mapping[str, Any]] = {
-    "digits-10": {**DIGITS, "clients": 10, "stacks": 1},
-    "digits-50": {**DIGITS, "clients": 50, "stacks": 2},
+    "digits-10": {**DIGITS, "clients": 10},
+    "digits-50": {**DIGITS, "clients": 50},
     "fashion-10": {
         "data": {"name": "fashion-mnist", "max_per_class": 600},
         "net": {"name": "resnet20"},
@@ -62,8 +58,7 @@ JOBS: Mapping[str, Mapping[str, Any]] = {
         "bfloat16": True,
     },
 }
-"""One local epoch a round in each. ``stacks``: also with the clients of a host trained together, in
-so many stacks; ``bfloat16``: also so."""
+"""One local epoch a round in each; ``bfloat16``: also so."""
 NETS = {
     "digits-cnn": ((1, 28, 28), 16),
     "cnn5": ((1, 28, 28), 32),
@@ -72,16 +67,6 @@ NETS = {
     "vit-tiny": ((3, 32, 32), 32),
     "hart": ((128, 6), 32),
 }
-
-STACKS = [
-    *(("digits-cnn", clients, 144, 8) for clients in (2, 5, 10)),
-    *(("digits-cnn", clients, 29, 8) for clients in (5, 13, 25)),
-    ("mlp", 10, 144, 8),
-    ("resnet20", 5, 48, 8),
-    ("cnn5", 5, 48, 28),
-    ("resnet20", 5, 48, 28),
-]
-"""Net, clients, examples of each, pixels of a side: the digits jobs on two hosts, and others."""
 
 REPLAYS: Mapping[str, Sequence[str]] = {
     "pfedgrp": ["global"],
@@ -105,7 +90,6 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--steps", action="store_true", help="single steps in place of rounds")
     parser.add_argument("--alignment", action="store_true", help="FedAli beside FedAvg")
-    parser.add_argument("--inprocess", action="store_true", help="rounds in one process")
     parser.add_argument("--replay", action="store_true", help="rounds of methods with generators")
     parser.add_argument("--methods", nargs="+", default=list(REPLAYS), choices=list(REPLAYS))
     parser.add_argument("--nets", nargs="+", default=list(NETS)[:3], choices=list(NETS))
@@ -118,9 +102,6 @@ def main() -> None:
         print(json.dumps(_plain_loop(Path(config), Path(data), share)))
     elif options.steps:
         tell("training_step", [_step_row(net) for net in options.nets])
-        tell("stacked_clients", [stacked_row(*case) for case in STACKS])
-    elif options.inprocess:
-        tell("inprocess", [_inprocess_row(50, options.rounds)])
     elif options.replay:
         tell("replay", _replay_rows(options.methods))
     elif options.alignment:
@@ -134,9 +115,6 @@ def main() -> None:
 
 def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
     facts, ways = JOBS[job], {"round": ""}
-    if "stacks" in facts:
-        together = math.ceil(facts["clients"] / hosts / facts["stacks"])
-        ways["together"] = f"training.together={together}"
     if "bfloat16" in facts:
         ways["bfloat16"] = "training.precision=bfloat16"
     loops, walls = list[float](), {way: list[float]() for way in ways}
@@ -160,23 +138,6 @@ def _round_row(job: str, rounds: int, hosts: int) -> dict[str, Any]:
         ours = statistics.median(seconds)
         row |= {f"{way}_s": ours, f"{way}_ratio": ours / plain}
     return row
-
-
-def _inprocess_row(clients: int, rounds: int) -> dict[str, Any]:
-    """Compare rounds on digits in this process: clients in turn, and a quarter of them together."""
-    from fedtide.inprocess import launch_in_process  # a run needs more than a step does
-
-    tables = experiment_tables({**DIGITS, "clients": clients}, rounds)
-    walls: dict[int, list[float]] = {1: [], math.ceil(clients / 4): []}
-    with tempfile.TemporaryDirectory() as place:
-        for number in range(3):
-            for together, seconds in walls.items():
-                out = Path(place) / f"{together}-{number}"
-                tables["training"] |= {"together": together}
-                launch_in_process(experiment_of(tables), out)
-                seconds += walls_of(out)
-    in_turn, beside = map(statistics.median, walls.values())
-    return {"clients": clients, "in_turn_s": in_turn, "together": beside / in_turn}
 
 
 def _replay_rows(methods: Sequence[str]) -> list[dict[str, Any]]:
@@ -315,50 +276,6 @@ def one_step(net: nn.Module, x: Tensor, y: Tensor, *, fused: bool) -> Callable[[
         optimizer.step()
 
     return step
-
-
-def stacked_row(
-    net: str, clients: int, examples: int, side: int, device: str = "cpu", times: int = 15
-) -> dict[str, Any]:
-    """Compare clients that train in turn with the same clients trained together, over an epoch."""
-    facts = {**DIGITS, "net": {"name": net}, "clients": clients}
-    there, draw = torch.device(device), torch.Generator().manual_seed(0)
-    streams = [Examples(examples, (1, side, side), draw, there) for _ in range(clients)]
-    run = _run(facts, (1, side, side))
-    alone = _halves(run, streams, run.make_net().to(there).pack())
-
-    def one_by_one() -> None:
-        for half in alone:
-            train_locally(half.method, half.ctx, half.payload, half.state)
-
-    def together(halves: list[ClientHalf]) -> None:
-        for half in halves:
-            half.begin_apart()
-        for half, loss in zip(halves, fit_together(halves), strict=True):
-            half.end(loss)
-
-    stacks = {
-        _stacked_as(how): partial(together, _halves(_run(facts, (1, side, side), how), streams))
-        for how in captures(device)
-    }
-    took = in_turn({"turn": one_by_one, **stacks}, times, 2, lambda: wait_for(there))
-    row = {"net": net, "clients": clients, "examples": examples, "side": side}
-    return row | {
-        "in_turn_ms": 1e3 * took["turn"],
-        **{name: took[name] / took["turn"] for name in stacks},
-    }
-
-
-def _stacked_as(how: str) -> str:
-    return "stacked" if how == "off" else "captured"
-
-
-def _halves(
-    run: RunFacts, streams: Sequence[Examples], net: SplitNet | None = None
-) -> list[ClientHalf]:
-    """Return a half of each client, with a net of its own unless they share one."""
-    nets = [net or run.make_net().to(stream.x.device).pack() for stream in streams]
-    return [half_of(run, client, nets[client], stream) for client, stream in enumerate(streams)]
 
 
 def _run(facts: Mapping[str, Any], shape: tuple[int, ...], how: str = "off", **tables: Any) -> Any:

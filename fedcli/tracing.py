@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedcli.runtime.enrolment import client_of
@@ -42,7 +42,7 @@ class TracedHost(Host):
         finally:
             self.spans.end()
 
-    def orders(self) -> Iterator[list[GivenOrder]]:
+    def orders(self) -> Iterator[GivenOrder]:
         """Yield what is to be done, and note when."""
         for given in super().orders():
             self._begun_s = time.time()
@@ -56,11 +56,10 @@ class TracedHost(Host):
             self._tell(kind, one, self._begun_s, ended_s)
         super().hand_on(results)
 
-    def _push_all(self, results: Sequence[Result]) -> None:
+    def _push(self, result: Result) -> None:
         begun_s = time.time()
-        super()._push_all(results)
-        for one in results:
-            self._tell("upload", one, begun_s, time.time(), bytes=one.upload.num_bytes())
+        super()._push(result)
+        self._tell("upload", result, begun_s, time.time(), bytes=result.upload.num_bytes())
 
     def _tell(
         self, name: str, result: Result, begun_s: float, ended_s: float, **facts: object

@@ -284,7 +284,6 @@ def launch(
     host_cpus: options.HostCpus = 1.0,
     host_gpus: options.HostGpus = 0.0,
     node_dir: options.NodeDir = None,
-    together: options.Together = False,
     forecast: options.Forecast = None,
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
@@ -317,7 +316,6 @@ def launch(
         ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,
-        together=together,
         forecasts=sys.stdout.isatty() and not as_json if forecast is None else forecast,
     )
 

@@ -315,7 +315,6 @@ def _cohort_of(
         expects_evaluator=expects_evaluator,
         out=store.gone(Interaction(store.committed + 1)),
         beginners=store.began.schedule.beginners,
-        at_once=experiment.orders_at_once,
         peers=peers,
     )
 

@@ -102,7 +102,7 @@ class InProcessCohort:
         if evaluator:
             ids.append(EVALUATOR)
         self.workers = Workers(ids, data, states, device_of(device))
-        self._experiment, self._at_once = experiment, experiment.orders_at_once
+        self._experiment = experiment
         self._began = began or experiment
         """What clients are told when they join."""
         if admission is None:
@@ -235,7 +235,7 @@ class InProcessCohort:
     def _ordered(
         self, trip: Trip, clients: Sequence[ClientId], needed: int | None
     ) -> tuple[dict[ClientId, Answer], dict[ClientId, str]]:
-        """Let clients do an order, as many at a time as train together; return who declined it.
+        """Let clients do an order, one after the other; return who declined it.
 
         Where clients may come later, one that fails counts as one that declined.
 
@@ -244,21 +244,18 @@ class InProcessCohort:
         """
         found: dict[ClientId, Answer] = {}
         declined: dict[ClientId, str] = {}
-        for start in range(0, len(clients), self._at_once):
-            given = {c: self._given(trip, c) for c in clients[start : start + self._at_once]}
-            done = executed([*given.values()])
-            results = {result.order.client_id: result for result in done}
-            for client, one in given.items():
-                down, result = one.payload.num_bytes(), results[one.order.client_id]
-                if result.reason == rpc.FAILURE_REASON_DECLINED:
-                    declined[client] = failed_by(result.reason, result.failure)
-                    continue
-                try:
-                    found[client] = self._answer(trip, client, result, down)
-                except ClientFailed as failed:
-                    if self._admission is None:
-                        raise
-                    declined[client] = failed.reason
+        for client in clients:
+            given = self._given(trip, client)
+            (result,) = executed(given)
+            if result.reason == rpc.FAILURE_REASON_DECLINED:
+                declined[client] = failed_by(result.reason, result.failure)
+                continue
+            try:
+                found[client] = self._answer(trip, client, result, given.payload.num_bytes())
+            except ClientFailed as failed:
+                if self._admission is None:
+                    raise
+                declined[client] = failed.reason
         if declined and (needed is None or len(found) < needed):
             client, why = next(iter(declined.items()))
             raise ClientFailed(client, trip.round, "order", why)

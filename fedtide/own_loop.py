@@ -279,9 +279,9 @@ def _interactions(host: Host) -> Iterator[LoopTask]:
     with host.taking_part():
         _check_leaves_the_loop(host.workers.of(host.workers.clients[0]).method)
         for given in host.orders():
-            if given[0].order.kind == rpc.ORDER_KIND_TRAIN:
-                run = host.enrolment.members[given[0].worker.client].run_id
-                host.hand_on((yield from _trained(given[0], run)))
+            if given.order.kind == rpc.ORDER_KIND_TRAIN:
+                run = host.enrolment.members[given.worker.client].run_id
+                host.hand_on((yield from _trained(given, run)))
             else:
                 host.hand_on(host.execute(given))
 

@@ -68,7 +68,6 @@ SETTINGS: Mapping[str, Tables] = {
     "clipped gradients": {"training": {"clip_norm": 1.0}},
     "rate of epochs": {"training": {"lr_schedule": {"kind": "cosine", "over": "epochs"}}},
     "bfloat16": {"training": {"precision": "bfloat16"}},
-    "together": {"training": {"together": 3}},
     "frozen parts": {"net": {"name": "net.py:Net"}},
     "own nets": {
         "net": {"by_client": [{"name": "mlp", "hidden": [8, 16]}]},

@@ -168,8 +168,8 @@ def _methods() -> str:
     text = (
         "## Methods × parts\n\n`×`: the part refuses the method, with its defaults, before a run "
         "begins; the line says why. Open runs: whether classes may come that the run did not begin "
-        "with. Parts that are not here take every method, but for `together`, which is tried with "
-        "the method and the net before a run. A method of one's own is asked in the same way: "
+        "with. Parts that are not here take every method. A method of one's own is asked in the "
+        "same way: "
         "[Python](api.md#what-parts-of-a-run-ask).\n"
     )
     return "\n".join([text, *rows]) + "\n"

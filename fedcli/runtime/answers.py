@@ -10,14 +10,12 @@ from fedmodels.errors import ConfigError, LinkError, SetOut
 from fedmodels.printable import printable
 from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL
 from fedpb.channels import set_out_by
-from fedpb.v1 import coordinator_pb2 as rpc
 
 _RETRIED = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.CANCELLED,
 )
-_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class SessionGone(Exception):
@@ -38,10 +36,6 @@ class UploadRefused(LinkError):
 
 class Superseded(Exception):
     """The server no longer wants this result."""
-
-
-class NotTaken(Exception):
-    """One of several results has to be brought alone: it is large, or the server was not ready."""
 
 
 def said(error: Any) -> str:
@@ -75,16 +69,6 @@ def meaning_of(what: str, code: grpc.StatusCode, line: str) -> Exception | None:
     if code == grpc.StatusCode.FAILED_PRECONDITION:
         return Dismissed(f"{what}: {line} ({code.name})")
     return None if code in _RETRIED else LinkError(f"{what}: {line} ({code.name})")
-
-
-def meaning_of_outcome(what: str, outcome: rpc.Outcome | None) -> Exception | None:
-    """Return the error that an outcome stands for, or None if the result was taken."""
-    if outcome is None:
-        return NotTaken()
-    if outcome.code == 0:
-        return None
-    code = _CODES.get(outcome.code, grpc.StatusCode.UNKNOWN)
-    return meaning_of(what, code, printable(outcome.line)) or NotTaken()
 
 
 def again_after_s(error: grpc.RpcError) -> float | None:

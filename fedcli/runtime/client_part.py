@@ -187,8 +187,6 @@ class ClientPart:
     """Whether it hides something of the client."""
     reads_logits = False
     """Whether it needs single scores, beside counts."""
-    at_once: Callable[[Sequence[Any]], list[Any]] | None = None
-    """Does orders to train at the same time: tasks to results, in place of one after the other."""
     for_evaluator = True
     """Whether the evaluator has it as well."""
     keeps_scores = False

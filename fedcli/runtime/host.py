@@ -2,8 +2,7 @@
 
 Of its threads the main one trains, one pulls orders, one pushes results, and one sends heartbeats.
 In an open run a fifth one announces new tasks. While the main thread works through the orders of
-one message, the next message is fetched. A result waits until the one before it is sent; clients
-that train together have their results sent at once.
+one message, the next message is fetched. A result waits until the one before it is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +20,6 @@ import torch
 
 from fedcli.runtime.answers import (
     Dismissed,
-    NotTaken,
     RunOver,
     SessionGone,
     Superseded,
@@ -52,7 +49,7 @@ from fedmodels.printable import printable
 from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.times import FOLLOWED_WITHIN_S, WAKE_S, transfer_s
+from fedmodels.times import WAKE_S
 from fedmodels.training.asked import reported
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import usual_of, values_of
@@ -176,8 +173,8 @@ class Host:
             FedtideError: see :meth:`taking_part`.
         """
         with self.taking_part(), refuse_exits():
-            for tasks in self.orders():
-                self.hand_on(self.execute(tasks))
+            for given in self.orders():
+                self.hand_on(self.execute(given))
 
     @contextmanager
     def taking_part(self) -> Iterator[None]:
@@ -223,8 +220,8 @@ class Host:
             if lock is not None:
                 os.close(lock)
 
-    def orders(self) -> Iterator[list[GivenOrder]]:
-        """Yield what is to be done next, until the run is over: one order, or some to do at once.
+    def orders(self) -> Iterator[GivenOrder]:
+        """Yield what is to be done next, until the run is over.
 
         Whoever iterates hands on the results.
         """
@@ -236,7 +233,7 @@ class Host:
             threading.Thread(target=self._look_forever, args=[look], daemon=True).start()
         while True:
             try:
-                given = self._next_orders()
+                given = self._next_order()
             except RunOver:
                 return
             with self.workers.set_ups.busy:
@@ -254,29 +251,15 @@ class Host:
             if self._orders.failure is not None:
                 raise self._orders.failure
 
-    def _next_orders(self) -> list[GivenOrder]:
-        """Wait for an order, and for those that are to be trained together with it."""
+    def _next_order(self) -> GivenOrder:
+        """Wait for an order."""
         end_if_signalled()
-        found = self._orders.take()
-        assert found is not None, "without a limit it waits until one comes"
-        taken = [found]
-        most = self.workers.at_once if found[0].kind == rpc.ORDER_KIND_TRAIN else 1
-        while len(taken) < most and taken[-1][0].following:
-            like_the_last = transfer_s(taken[-1][1].num_bytes())
-            found = self._orders.take(FOLLOWED_WITHIN_S + like_the_last)
-            if found is None:  # the server lost sight of them, as after a crash
-                break
-            if not _belongs(found[0], [order for order, _ in taken]):
-                self._orders.put_back(*found)
-                break
-            taken.append(found)
-        self.workers.follow(taken[0][0].settings)
-        return [
-            GivenOrder(self.workers.of(client_of(o.client_id)), o, payload) for o, payload in taken
-        ]
+        order, payload = self._orders.take()
+        self.workers.follow(order.settings)
+        return GivenOrder(self.workers.of(client_of(order.client_id)), order, payload)
 
-    def execute(self, given: list[GivenOrder]) -> list[Result]:
-        """Do what orders say; those that were abandoned on the way have no result."""
+    def execute(self, given: GivenOrder) -> list[Result]:
+        """Do what an order says; one that was abandoned on the way has no result."""
         results = executed(given)
         for result in results:
             if result.order.kind == rpc.ORDER_KIND_FINISH:
@@ -361,22 +344,8 @@ class Host:
         while (results := self._results.get()) is not None:
             if self._orders.failure is None:  # after one, results are only taken off the queue
                 with self._ending("results cannot be brought back"):
-                    self._push_all(results)
-
-    def _push_all(self, results: Sequence[Result]) -> None:
-        """Bring back results, several in a message where they are small."""
-        if len(results) == 1:
-            return self._push(results[0])
-        members = self.enrolment.members
-        mine = [(members[client_of(r.order.client_id)], r) for r in results]
-        outcomes = self.link.push_several(mine)
-        for member, result in mine:
-            try:
-                error = next(outcomes)
-            except (UploadRefused, SessionGone, Superseded, RunOver):  # each is told its own then
-                error, outcomes = NotTaken(), repeat(NotTaken())
-            if error is not None and self._is_brought_again(member, error):
-                self._push(result)
+                    for result in results:
+                        self._push(result)
 
     def _push(self, result: Result) -> None:
         """Bring a result until it is taken or refused; FedtideError if this process has to end."""
@@ -390,17 +359,15 @@ class Host:
                     return
 
     def _is_brought_again(self, member: Membership, error: Exception) -> bool:
-        """Handle a Push's answer; return whether to push again, or raise it to end the process."""
+        """Handle a Push's answer; return whether to push again."""
         if isinstance(error, SessionGone):
             self.enrolment.rejoin({member.client: member})
             return member.client not in self.enrolment.out
-        elif isinstance(error, UploadRefused):  # this client fails for this interaction
+        if isinstance(error, UploadRefused):  # this client fails for this interaction
             log.error("%s", error)
-        elif isinstance(error, Superseded | RunOver):
+        else:
             log.warning("client %s: %s", member.client, error)
-        elif not isinstance(error, NotTaken):
-            raise error
-        return isinstance(error, NotTaken)
+        return False
 
     def _beat_forever(self) -> None:
         """Tell how far those at work are, and what became safe on the disk after its upload.
@@ -434,13 +401,3 @@ class Host:
             except Exception:  # the run goes on
                 if not self._closed.is_set():
                     log.exception("what a part of the run does beside orders failed")
-
-
-def _belongs(order: rpc.Order, others: Sequence[rpc.Order]) -> bool:
-    """Tell whether an order is trained together with others: one issue, each client once."""
-    facts = ("issue", "kind", "interaction")
-    return all(
-        order.client_id != other.client_id
-        and all(getattr(order, name) == getattr(other, name) for name in facts)
-        for other in others
-    )

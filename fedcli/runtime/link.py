@@ -12,7 +12,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,10 +21,8 @@ from grpc.experimental import ChannelOptions
 
 from fedcli.gate.gate import Gate
 from fedcli.runtime.answers import (
-    NotTaken,
     UploadRefused,
     again_after_s,
-    meaning_of_outcome,
     raise_if_final,
     said,
 )
@@ -36,7 +34,6 @@ from fedmodels.times import LEAVE_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
 from fedpb.codec import merged
-from fedpb.frames import MESSAGE_BYTES, WHOLE_BYTES
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
 from fedpb.tables import values_of
@@ -104,9 +101,6 @@ class Link:
             push, Passed.encoded, rpc.PushResponse.FromString
         )
         """A stream of one message: the same on the wire, and without a thread that sends it."""
-        self._push_several = self._channel.unary_unary(
-            f"/{SERVICE}/PushSeveral", Passed.encoded, rpc.PushSeveralResponse.FromString
-        )
         self._orders: Any = None
         """The Pull under way, if there is one."""
         self._done: dict[str, tuple[float, float]] = {}
@@ -346,46 +340,6 @@ class Link:
             reason = rpc.FAILURE_REASON_DECLINED
             declined = Result(result.order, Bundle(), rpc.Report(), reason=reason)
             return self.gate.pushed(push_header(member, declined), Bundle())
-
-    def push_several(
-        self, results: Sequence[tuple[Membership, Result]]
-    ) -> Iterator[Exception | None]:
-        """Bring back results of several orders, small ones in as few messages as they fit.
-
-        Yields:
-            For each result None if it was taken; or the error of :meth:`push`; or NotTaken.
-
-        Raises:
-            LinkError: as :meth:`_patiently` says.
-        """
-        small, size = list[tuple[str, Passed]](), 0
-        for member, result in results:
-            pushed = self._pushed(member, result)
-            stream = pushed.messages(zstd=self.zstd)
-            message = next(stream)
-            is_whole = result.upload.num_bytes() < WHOLE_BYTES // 2 and not next(stream, None)
-            if small and (not is_whole or size + len(message) > MESSAGE_BYTES):
-                yield from self._send_several(small)
-                small, size = [], 0
-            if is_whole:
-                self._show("Push", pushed.header, pushed.upload)
-                small.append((_named(result), message))
-                size += len(message)
-            else:
-                yield NotTaken()
-        if small:
-            yield from self._send_several(small)
-
-    def _send_several(self, small: Sequence[tuple[str, Passed]]) -> list[Exception | None]:
-        """Make one PushSeveral of named results; return what became of each."""
-        request = self.gate.several(message for _, message in small)
-        what = f"{small[0][0]}, and {len(small) - 1} more"
-        reply: rpc.PushSeveralResponse = self._patiently(what, lambda: self._push_several(request))
-        outcomes = itertools.chain(reply.outcomes, itertools.repeat(None))
-        return [
-            meaning_of_outcome(name, found)
-            for (name, _), found in zip(small, outcomes, strict=False)
-        ]
 
     def _send(self, pushed: Pushed) -> rpc.PushResponse:
         """Make one Push; a frame is laid out while the one before it is under way."""

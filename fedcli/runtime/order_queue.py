@@ -47,10 +47,8 @@ class OrderQueue:
             self._over = True
             self._changed.notify_all()
 
-    def take(self, within_s: float | None = None) -> OrderWithPayload | None:
+    def take(self) -> OrderWithPayload:
         """Wait for the next order and its payload; log one line if none comes for a minute.
-
-        Returns None where none came within the time; by default there is no limit.
 
         Raises:
             RunOver: the run is over, and no client has to store its final model.
@@ -71,16 +69,8 @@ class OrderQueue:
                 if self._over:
                     raise RunOver
                 now = self._clock()
-                left_s = WAKE_S if within_s is None else begun + within_s - now
-                if left_s <= 0:
-                    return None
                 if now >= begun + IDLE_TOLD_S and not is_told:
                     is_told = True
                     waits = "no order for %.0f s: the run waits for others, or for new data"
                     log.info(waits, now - begun)
-                self._changed.wait(min(left_s, WAKE_S))
-
-    def put_back(self, order: rpc.Order, payload: Bundle) -> None:
-        """Make an order that was taken the next one again."""
-        with self._changed:
-            self._waiting.appendleft((order, payload))
+                self._changed.wait(WAKE_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -13,7 +13,6 @@ from fedmodels.errors import ArchiveNotWritten
 from fedmodels.printable import printable
 from fedmodels.shortages import is_passing
 from fedmodels.times import FIRST_WAIT_S, LONGEST_WAIT_S, ORDER_LOOK_S, PATIENCE_S
-from fedpb.v1 import coordinator_pb2 as rpc
 
 ADVICE = (
     "make room, or raise the limit; the run waits for this client, or goes on without it where "
@@ -23,48 +22,36 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def executed(given: Sequence[GivenOrder]) -> list[Result]:
-    """Do what orders of one run say, those to train at the same time where it asks for that.
+def executed(given: GivenOrder) -> list[Result]:
+    """Do what an order says, again for a while where it fails for want of room or of open files.
 
-    What fails for want of room or of open files is tried again for a while. An order that was
-    abandoned on the way has no result.
-
-    Raises:
-        ArchiveNotWritten: the shortage stays.
-    """
-    if given[0].order.kind == rpc.ORDER_KIND_TRAIN:
-        for part in given[0].worker.parts:
-            if part.at_once is not None:
-                return tried_again(given, partial(part.at_once, given))
-    return [result for one in given for result in tried_again([one], partial(_alone, one))]
-
-
-def _alone(one: GivenOrder) -> list[Result]:
-    found = one.worker.execute(one.order, one.payload)
-    return [] if found is None else [found]
-
-
-def tried_again(given: Sequence[GivenOrder], do: Callable[[], list[Result]]) -> list[Result]:
-    """Do what orders say, as :func:`patiently`; nothing once nobody wants it any more.
-
-    The clients are at work meanwhile, as their server sees it: it waits for them, or goes on
-    without them where its config allows that.
+    The client is at work meanwhile, as its server sees it: it waits for the client, or goes on
+    without it where its config allows that. An order that was abandoned on the way, or that nobody
+    wants any more, has no result.
 
     Raises:
         ArchiveNotWritten: the shortage stays for longer than ``PATIENCE_S``.
     """
-    working = [one.worker for one in given]
+    return tried_again(given, partial(_done, given))
+
+
+def _done(given: GivenOrder) -> list[Result]:
+    found = given.worker.execute(given.order, given.payload)
+    return [] if found is None else [found]
+
+
+def tried_again(given: GivenOrder, do: Callable[[], list[Result]]) -> list[Result]:
+    """Do what an order says by ``do``, as :func:`executed`."""
+    worker = given.worker
 
     def is_wanted() -> bool:
-        for worker, one in zip(working, given, strict=True):
-            if worker.progress.interaction < 0:
-                worker.progress = Progress.of(one.order)
-        return not all(worker.progress.superseded for worker in working)
+        if worker.progress.interaction < 0:
+            worker.progress = Progress.of(given.order)
+        return not worker.progress.superseded
 
-    found = patiently(f"client {given[0].order.client_id}", do, is_wanted)
+    found = patiently(f"client {given.order.client_id}", do, is_wanted)
     if found is None:
-        for worker in working:
-            worker.progress = Progress()
+        worker.progress = Progress()
     return found or []
 
 

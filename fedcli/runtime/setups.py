@@ -41,8 +41,6 @@ class SetUp:
         """Build a net to work with."""
         self.method, self.run, self.classes = method, run, classes
         self.net: SplitNet = run.make_net().to(device).pack()
-        self.nets = [self.net]
-        """``net``, and the nets of the clients that train at the same time."""
         self.wire = Wire.of(method, run)
         self.owed, self.beside = (self.wire.sections(learnt=how) for how in (True, False))
         """Prefixes of what parts keep: it is learnt as the state is, or stands beside it."""

@@ -19,7 +19,6 @@ from fedcli.runtime.reporting import add_score, tell, tell_scored, tell_trained,
 from fedcli.runtime.setups import SetUp
 from fedmodels.errors import ConfigError, FedtideError, OrderDeclined, PayloadError
 from fedmodels.machine import end_if_signalled, peak_rss_bytes
-from fedmodels.nets.split import SplitNet
 from fedmodels.position import Interaction, Round
 from fedmodels.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
@@ -168,7 +167,7 @@ class Worker(Client):
             self._held = None
         self._committed = order.committed
 
-    def _context(self, order: rpc.Order, net: SplitNet | None = None) -> ClientContext:
+    def _context(self, order: rpc.Order) -> ClientContext:
         self.progress = Progress.of(order)
         if not 0 <= order.task_began <= max(order.round, 0):
             raise PayloadError(f"a task cannot begin in round {order.task_began} of {order.round}")
@@ -177,7 +176,7 @@ class Worker(Client):
             began=Round(order.task_began),
         )  # fmt: skip
         return ClientContext(
-            self.run, self.client, at, net or self.net, self.stream, self.device, self._tick,
+            self.run, self.client, at, self.net, self.stream, self.device, self._tick,
             secret=self.states.secret,
         )  # fmt: skip
 
@@ -211,21 +210,15 @@ class Worker(Client):
         done = half.train()
         return self.end(half, done, time.monotonic() - begun)
 
-    def begin(self, order: rpc.Order, payload: Bundle, place: int = 0) -> Training | Result:
-        """Prepare a training; return the result instead if an earlier order has produced it.
-
-        ``place`` is the index among the clients that train at the same time, each with its own net.
-        """
+    def begin(self, order: rpc.Order, payload: Bundle) -> Training | Result:
+        """Prepare a training; return the result instead if an earlier order has produced it."""
         self._follow(order)
         held = self._held
         if held and not (self.private.has(Interaction(order.interaction)) and held.answers(order)):
             held = None
-        nets = self.set_up.nets
-        while len(nets) <= place:
-            nets.append(self.net.copy())
         payload, private = self.set_up.wire.received(payload), self.private.at(order)
         self.stream.open(order.task)
-        ctx = self._context(order, nets[place])
+        ctx = self._context(order)
         half = Training(
             self.method, ctx, payload, private.state, order=order, kept=private.kept, data=self.data
         )

@@ -83,8 +83,6 @@ class Workers:
         self._idle: dict[ClientId, int] = {}
         """The bytes that each open client holds, without the clients that worked last."""
         self._idle_bytes = 0
-        self.at_once = 1
-        """How many orders to train are done at the same time at most."""
         self._room = min(room_for_idle(), free_on(device) / (2 * PROCESSES))
         self._experiment: Experiment | None = None
         """What the clients joined with."""
@@ -115,8 +113,6 @@ class Workers:
             with self._lock:
                 self._open, self._first = {}, None
             self._idle, self._idle_bytes = {}, 0
-            self.at_once = experiment.orders_at_once
-            self._last = 2 * self.at_once
             table = experiment.method
             with name_faults(make(table.name, **table.hyper_parameters())):
                 first = self.of(self.clients[0])  # what is wrong with the run shows at once

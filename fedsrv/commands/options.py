@@ -54,14 +54,6 @@ NodeDir = Annotated[
     Path | None,
     typer.Option(help="With --on ray: data and states lie here on each node, not in OUT."),
 ]
-Together = Annotated[
-    bool,
-    typer.Option(
-        "--together",
-        help="Let clients of a GPU with a small net train as one step; a crash may then change "
-        "the last bits.",
-    ),
-]
 Forecast = Annotated[
     bool | None,
     typer.Option(

@@ -46,7 +46,6 @@ from fedsrv.launch.given_data import check_given_data, check_net, clients_here, 
 from fedsrv.launch.hosts import FORECAST, Hosts, Joining, LocalHosts, error_in, notes_in
 from fedsrv.launch.layout import Crowd
 from fedsrv.launch.progress import PlainLines, display_of
-from fedsrv.launch.stacking import as_it_began, proposed
 from fedsrv.parts.server_data import check_given
 from fedsrv.ray_cluster import RayPlace
 from fedsrv.report.tables import PageNotWritten, write_page
@@ -79,7 +78,6 @@ def launch(
     serve_options: Sequence[str] = (),
     ray: RayPlace | None = None,
     strict: bool = False,
-    together: bool = False,
     forecasts: bool = False,
 ) -> None:
     """Run an experiment to its end; print the final table and write ``report.html``.
@@ -100,7 +98,6 @@ def launch(
         serve_options: more options of ``fedsrv serve``.
         ray: the cluster on which the hosts run; by default this machine.
         strict: refuse data in which something may not be meant.
-        together: let clients of a GPU with a small net train as one step.
         forecasts: try a client's work beside the first rounds, and say how long the run takes.
 
     Raises:
@@ -115,7 +112,6 @@ def launch(
     held = server_data or root / "server"
     if resume:
         require_run(out)
-        experiment = as_it_began(experiment, out) if together else experiment
         check_resumed(experiment, out / "config.toml")
     else:
         refuse_existing(out)
@@ -144,7 +140,6 @@ def launch(
             logs,
             serve_options,
             strict,
-            together,
             forecasts,
         )
         with launching(out), processes as run:
@@ -232,8 +227,6 @@ class Launch:
     """More options of ``fedsrv serve``."""
     strict: bool = False
     """Whether data are refused in which something may not be meant."""
-    together: bool = False
-    """Whether clients of a GPU with a small net train as one step."""
     forecasts: bool = False
     """Whether a trial says how long a run that begins will take."""
     is_tried: bool = False
@@ -318,15 +311,8 @@ class Launch:
         evaluator = (self.data / "global-test").is_dir()
         clients = clients_here(self.experiment, self.data)
         cohort = min(self.experiment.cohort_size, clients)
-        crowd = Crowd(clients, cohort, hosts, evaluator, self.experiment.orders_at_once > 1)
-        self.clients = self.hosts.divide(crowd)
+        self.clients = self.hosts.divide(Crowd(clients, cohort, hosts, evaluator))
         if not (self.out / "config.toml").exists():
-            gpus, say, before = self.hosts.gpus, self.display.say, self.experiment
-            found = proposed(before, self.data, cohort, gpus, say, wanted=self.together)
-            if found is not before:
-                self.experiment = found
-                self.config.write_text(tomli_w.dumps(found.to_dict()), "utf-8")
-                self.clients = self.hosts.divide(replace(crowd, stacked=True))
             self.is_tried = self.forecasts and not self.hosts.gpus  # a card's memory is the run's
         self.coordinator.tell(self._arguments())
 

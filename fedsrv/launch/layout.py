@@ -1,7 +1,6 @@
 """Who shares a process, and where it trains: a function of the clients and the machine.
 
-It decides nothing of a run but its speed: every layout ends in the same bits, unless clients train
-as one step (``[training] together``).
+It decides nothing of a run but its speed: every layout ends in the same bits.
 """
 
 from __future__ import annotations
@@ -50,13 +49,11 @@ class Crowd:
     """How many; by default as many as pay."""
     evaluator: bool = False
     """Whether there is one; it has a host of its own."""
-    stacked: bool = False
-    """Whether a host's clients train as one step, which fills a GPU by itself."""
 
 
 def layout(crowd: Crowd, machine: Machine) -> dict[str, str]:
     """Return the device of each host by its ``--client-id``, the evaluator's last."""
-    places = places_on(machine.gpus, 1 if crowd.stacked else MAX_ON_A_GPU)
+    places = places_on(machine.gpus, MAX_ON_A_GPU)
     hosts = crowd.hosts
     if hosts is None and places:
         most = hosts_on_gpus(places, machine, crowd.evaluator)

@@ -242,7 +242,6 @@ class RelayedTrips:
         """Remember what travels to and from a client that joins."""
         with self.changed:
             self._runs[client] = run
-            self.below.look_ahead(run.facts.experiment.orders_at_once)
 
     def run_of(self, client: ClientId, order: rpc.Order) -> RelayedRun:
         """Return what travels to and from a client for an order.

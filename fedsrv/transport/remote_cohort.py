@@ -74,8 +74,7 @@ class RemoteCohort:
     lease_s = LEASE_S
     """A client neither waiting nor heard of for this long is no longer connected."""
     MAX_AHEAD = 3
-    """Orders a process may have: one its client trains for, one it holds, one on its way; and
-    twice as many as train at once, if that is more."""
+    """Orders a process may have: one its client trains for, one it holds, one on its way."""
     MAX_AT_ONCE = 1000
     """Orders in one message."""
 
@@ -92,7 +91,6 @@ class RemoteCohort:
         expects_evaluator: bool = False,
         out: Mapping[int, str] | None = None,
         beginners: Collection[int] = (),
-        at_once: int = 1,
         peers: PeerCertificates | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -112,8 +110,6 @@ class RemoteCohort:
         self.presence = Presence(self.sessions, lambda: self.lease_s, clock)
         self._attendance = Attendance(self.sessions, lambda: self.lease_s, clock)
         self.spool = spool
-        self._most_ahead = self.MAX_AHEAD
-        self.look_ahead(at_once)
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
         self._members: list[ClientId] = [*(beginners or range(num_clients)), *evaluators]
@@ -138,10 +134,6 @@ class RemoteCohort:
         """Counts what clients and the operator of an open run said."""
         self._steered: tuple[tuple[int, ...], bool, bool, bool] = (), False, False, False
         """Who retires, whether they are forgotten, and whether the run ends, or ends now."""
-
-    def look_ahead(self, at_once: int) -> None:
-        """Let a process have orders enough for so many clients that train at once."""
-        self._most_ahead = max(self.MAX_AHEAD, 2 * at_once)
 
     @property
     def _expected(self) -> list[ClientId]:
@@ -595,7 +587,7 @@ class RemoteCohort:
             raise self._over
         if caller.is_regrouped:
             raise Superseded("a client has left its group; ask again for the orders")
-        found = self._trips.next_for(caller, self._most_ahead, self.MAX_AT_ONCE)
+        found = self._trips.next_for(caller, self.MAX_AHEAD, self.MAX_AT_ONCE)
         if found is None:
             return None
         clients, trip, behind = found

@@ -25,7 +25,7 @@ OPTIONS: Panels = {
     "Run": (
         "--client-id", "--server", "--listen", "--out", "--state-dir", "--set", "--resume",
         "--device", "--hosts", "--stay", "--deploy", "--give-up-after", "--start-over",
-        "--without", "--forget", "--evaluator", "--together", "--forecast", "--code", "--weights",
+        "--without", "--forget", "--evaluator", "--forecast", "--code", "--weights",
     ),
     "Data": (
         "--data", "--recipe", "--watch", "--dry-run", "--check", "--strict", "--announce",

@@ -138,9 +138,6 @@ ENROL_S = 20.0 * PATIENCE
 """`enrol` gives up on a silent authority."""
 LOCK_S = 30.0 * PATIENCE
 """A change of a client's live model waits no longer for that of another process."""
-FOLLOWED_WITHIN_S = 15.0 * PATIENCE
-"""A process waits no longer for the other orders that are trained together; the time in which one
-like the last would come is added."""
 PATIENCE_S = 600.0 * PATIENCE
 """A client whose order still fails for want of room ends, as one that died."""
 BODY_S = 15.0 * PATIENCE

@@ -20,7 +20,7 @@ What covers each in a run with noise follows from these (tests/fedmodels/privacy
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
@@ -29,7 +29,6 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from fedmodels.errors import ConfigError
-from fedpb.frames import packed
 from fedpb.v1 import coordinator_pb2 as rpc
 
 if TYPE_CHECKING:
@@ -261,10 +260,6 @@ class Door:
         self.look(header)
         self.look_at_upload(upload, covers, inside)
         return Pushed(_KEY, header, upload)
-
-    def several(self, results: Iterable[Passed]) -> Passed:
-        """Return one PushSeveralRequest of results."""
-        return Passed(_KEY, packed(map(Passed.encoded, results)))
 
     def look(self, message: Message) -> None:
         """Look at a message before it is made bytes; ConfigError for one that does not leave."""

@@ -24,7 +24,6 @@ from fedmodels.tensors.bundle import Problem
 from fedmodels.training.asked import needs_server_data
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
-from fedmodels.training.stack_trial import check_together
 from fedsrv.parts.buffered_rounds import check_asynchronous
 from tests.faults.plans import Draw, Fault, Plan, Reached
 from tests.faults.playing import PATIENCE_S, Played, Player
@@ -49,8 +48,6 @@ class Setting:
     """Whether the launcher starts everybody; else each process is started by hand."""
     asynchronous: bool = False
     relayed: bool = False
-    together: bool = False
-    """Whether the clients of a process train together, and bring their results together."""
     lenient: bool = False
     """Whether two clients suffice, once others are late or dead."""
     strict: bool = False
@@ -66,7 +63,6 @@ class Setting:
             "launched" * self.launched,
             "asynchronous" * self.asynchronous,
             "relayed" * self.relayed,
-            "together" * self.together,
             "lenient" * self.lenient,
             "strict" * self.strict,
             "open" * self.open,
@@ -157,8 +153,6 @@ def experiment(setting: Setting, follows: Path | None = None) -> Experiment:
     tables["server"]["upload_memory_mb"] = 0  # uploads are added up as they come, and spooled
     if setting.lenient:
         tables["server"] |= {"min_clients": 2, "deadline_s": 5.0}
-    if setting.together:
-        tables["training"]["together"] = 2
     if setting.asynchronous:
         buffer = 2 if setting.lenient else 1
         tables["schedule"] |= {"order": "asynchronous", "rounds": 3, "buffer": buffer}
@@ -188,12 +182,6 @@ def may_be(setting: Setting) -> bool:
 def may_be_asynchronous(name: str) -> bool:
     """Tell whether a method's rounds may be asynchronous."""
     return _allows(check_asynchronous, name)
-
-
-@cache
-def may_train_together(name: str) -> bool:
-    """Tell whether a method's clients may train together."""
-    return _allows(check_together, name)
 
 
 def _allows(check: Callable[[Method, RunFacts], None], name: str) -> bool:

@@ -30,7 +30,6 @@ from tests.faults.ground import (
     Setting,
     may_be,
     may_be_asynchronous,
-    may_train_together,
 )
 from tests.faults.playing import Played
 from tests.faults.processes import Nursery
@@ -111,12 +110,7 @@ def settings(
             given = {}
         by_turn = turn % LAUNCHED_EVERY == LAUNCHED_EVERY - 1
         launched = by_turn and order not in ("relayed", "lenient")
-        together = (
-            turn // len(orders) % 2 == 1
-            and given.keys() <= {"relayed", "strict"}
-            and may_train_together(name)
-        )
-        yield number, Setting(name, launched, together=together, **given)
+        yield number, Setting(name, launched, **given)
 
 
 @cache
@@ -157,7 +151,7 @@ def soak(
             found = troubles_of_the_living(played, len(outcome(undisturbed.site)["records"]))
         else:
             played = ground.play(setting, ground.drawn(setting, number))
-            found = troubles(played, undisturbed, to_the_bit=not setting.together)
+            found = troubles(played, undisturbed)
         tally.add(played, undisturbed, found)
         told = [
             f"{len(played.struck)} faults, {played.killed} kills, {played.seconds:.1f} s",

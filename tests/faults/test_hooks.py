@@ -37,11 +37,6 @@ OF_RELAY = """
 """
 
 
-SEVERAL = (("coordinator", "service-push-several"), ("client-1,2", "push-several"))
-WHEN = ("before", "after")
-"""Calls that bring several results."""
-
-
 def test_every_module_that_is_changed_is_there(monkeypatch):
     monkeypatch.syspath_prepend(INSIDE)
     hooks = importlib.import_module("fault_hooks")
@@ -55,6 +50,3 @@ def test_an_undisturbed_run_comes_to_every_kind_of_point(ground):
         assert set(points.split()) - {at.point for at in census if at.role == role} == set()
     census = ground.undisturbed(Setting("fedper", relayed=True)).census()
     assert set(OF_RELAY.split()) - {at.point for at in census if at.role == "relay"} == set()
-    census = ground.undisturbed(Setting("fedper", together=True)).census()
-    found = {(at.role, at.point) for at in census}
-    assert {(role, f"{call}.{when}") for role, call in SEVERAL for when in WHEN} - found == set()

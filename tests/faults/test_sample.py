@@ -9,7 +9,6 @@ pytestmark = [pytest.mark.loopback, pytest.mark.timeout(300)]  # a launcher impo
 
 SAMPLE = [
     (Setting("fedper"), 1),
-    (Setting("fedper", together=True), 2),
     (Setting("creff"), 3),
     (Setting("fedper", launched=True), 4),
     (Setting("fedper", asynchronous=True), 5),
@@ -23,4 +22,4 @@ def test_a_run_that_is_struck_ends_as_if_nothing_had_happened(setting, seed, gro
     undisturbed = ground.undisturbed(setting)
     played = ground.play(setting, ground.drawn(setting, seed))
     assert played.struck
-    assert troubles(played, undisturbed, to_the_bit=not setting.together) == [], played.plan
+    assert troubles(played, undisturbed) == [], played.plan

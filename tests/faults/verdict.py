@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,51 +17,27 @@ MEASURED = {"seconds", "peak_rss_bytes", "wire_down", "wire_up"}
 """What a record says that no two runs have in common."""
 
 
-ROUNDING = 0.1
-"""How far figures may lie apart where a crash may change rounding: an example of a small test."""
 SHOWN, LETTERS, ABSENT = 12, 160, "nothing"
 """Lines of a record that differs, letters of a value in them, and a key's value where it is not."""
 
 
-def troubles(played: Played, undisturbed: Played, *, to_the_bit: bool = True) -> list[str]:
+def troubles(played: Played, undisturbed: Played) -> list[str]:
     """Return what is not as it would have been; nothing where the promise holds.
 
     Args:
         played: the run that was struck.
         undisturbed: the run that nothing happened to.
-        to_the_bit: False where clients train together, which may round differently after a crash.
     """
     found = [*played.troubles, *_promises(played), *_tracebacks(played)]
     if not played.troubles:
         found += verified(played.site.out).wrong
         one, other = (outcome(each.site) for each in (played, undisturbed))
-        if not to_the_bit:
-            one, other = _without_digests(one), _without_digests(other)
-        differ = operator.ne if to_the_bit else _far_apart
         for key in other:
-            if differ(one[key], other[key]):
+            if one[key] != other[key]:
                 lines = [*_differences(one[key], other[key], key)]
                 found += lines[:SHOWN]
                 found += [f"{key}: {len(lines) - SHOWN} more differ"] if lines[SHOWN:] else []
     return found
-
-
-def _without_digests(outcome: dict[str, Any]) -> dict[str, Any]:
-    """Return an outcome without what tells of single bits or single predictions."""
-    records = [{k: v for k, v in each.items() if k != "confusions"} for each in outcome["records"]]
-    models = sorted(outcome["models"])
-    return {**outcome, "state_sha256": "", "records": records, "models": models}
-
-
-def _far_apart(one: Any, other: Any) -> bool:
-    """Tell whether two records differ in more than rounding changes."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() != other.keys() or any(_far_apart(one[key], other[key]) for key in one)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) != len(other) or any(map(_far_apart, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return not abs(one - other) <= ROUNDING
-    return bool(one != other)
 
 
 def troubles_of_the_living(played: Played, interactions: int) -> list[str]:

@@ -72,7 +72,6 @@ def test_two_runs_of_one_seed_agree(where, tmp_path):
         run = fedtide.run(TINY, changes, backend="inprocess", out=tmp_path / name)
         return str(run.summary["state_sha256"])
 
-    together = {"training.together": 2} if where == "uplink" else {}
-    first = digest("first", **together)
-    assert digest("second", **together) == first
+    first = digest("first")
+    assert digest("second") == first
     assert digest("third", **{"method.where": ""}) != first

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from xml.etree import ElementTree
@@ -22,8 +21,6 @@ import tomli_w
 import torch
 
 import fedtide
-from fedcli.parts.together import execute_together
-from fedcli.runtime.worker import GivenOrder, Result
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, RunFailed
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedsrv.state.ledger import Ledger
@@ -426,17 +423,3 @@ def test_a_notebook_shows_a_run_as_a_table_and_charts(done):
     texts = {"".join(node.itertext()) for node in drawn.iter()}
     assert any(text.startswith("How good: ") for text in texts)
     assert "<script" not in shown
-
-
-def test_different_clients_train_together(tmp_path, monkeypatch):
-    """As many as ``together`` says, and then the rest; the same ones for each task."""
-    stacks: list[list[object]] = []
-
-    def counted(given: Sequence[GivenOrder]) -> list[Result]:
-        stacks.append([one.worker.client for one in given])
-        return execute_together(given)
-
-    monkeypatch.setattr("fedcli.parts.together.execute_together", counted)
-    changes = {"training.together": 2, "schedule.clients": 3, "schedule.rounds": 1}
-    fedtide.run(TINY, changes, backend="inprocess", out=tmp_path / "run")
-    assert stacks == 2 * [[0, 1], [2]]

@@ -300,20 +300,6 @@ def test_labels_that_no_test_example_lacks_have_no_figures_and_no_accuracy(table
     assert [*json.loads(row)["clients"]["0"]["views"]["global"]] == ["loss"]
 
 
-@pytest.mark.parametrize("target", [True, False])
-def test_targets_train_together_as_in_turn(table, data, target, tmp_path):
-    if not target:
-        data = dealt(config(table, target), tmp_path / "data")
-    found = {
-        together: run_in_process(
-            config(table, target, training={"together": together}, schedule={"rounds": 1}),
-            data, tmp_path / f"run-{together}",
-        )["metrics"]
-        for together in (1, CLIENTS)
-    }  # fmt: skip
-    assert found[CLIENTS] == pytest.approx(found[1], rel=1e-4)
-
-
 def test_noise_covers_the_unit_of_a_target(table):
     """Mean and deviation of the training rows would be told without noise: inputs' are refused."""
     privacy = {"level": "example", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 1.0,

@@ -47,24 +47,6 @@ def test_a_client_is_killed_between_saving_and_pushing(loopback, trained, steer)
     run.finish_as_alone(server, *clients.values())
 
 
-@pytest.mark.parametrize("victim", ["clients", "coordinator"])
-def test_a_kill_while_clients_train_together(victim, loopback, trained, steer):
-    """The run ends; who is beside whom after the kill, and so rounding, may be different."""
-    experiment = {**EXPERIMENT, "training": {**EXPERIMENT["training"], "together": 2}}
-    (steer / f"train-{trained}-2").touch()
-    run = loopback(experiment)
-    server, clients = run.serve(), run.join("0-2")
-    reached(steer / f"train-{trained}-2.reached")
-    if victim == "coordinator":
-        server.kill()
-    clients.kill()
-    clients = run.join("0-2")
-    if victim == "coordinator":
-        server = run.serve()
-    found = run.finish(server, clients)
-    assert found["metrics"] == pytest.approx(run.alone["metrics"], abs=0.05)
-
-
 def test_a_kill_loses_nothing_that_a_client_owes(loopback, trained, steer):
     """Everybody dies when a client has saved what it did not send, before it sends the rest."""
     has_zstd = find_spec("zstandard") is not None

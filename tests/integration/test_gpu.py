@@ -170,19 +170,6 @@ def test_every_layout_is_the_same_run(method, loopback, digits):
 
 
 @pytest.mark.loopback
-def test_clients_trained_together_are_the_same_run_wherever_the_stacks_are_the_same(
-    loopback, digits, whole_run
-):
-    stacked = experiment_for(("fedavg", {}), schedule={"rounds": 1}, training={"together": 3})
-    run = loopback(stacked, partition=digits)
-    run.device = DEVICE
-    assert_same(run.run("0-2"), run.alone)
-    in_turn = experiment_for(("fedavg", {}), schedule={"rounds": 1})
-    for key, value in whole_run(in_turn, digits, device=DEVICE).summary["metrics"].items():
-        assert run.alone["metrics"][key] == pytest.approx(value, abs=0.05), key
-
-
-@pytest.mark.loopback
 def test_a_launch_is_the_same_run(tmp_path):
     """The launcher finds the GPUs by itself, and its forks can use them."""
     experiment, out = experiment_of(tables("fedavg")), tmp_path / "run"

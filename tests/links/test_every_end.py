@@ -33,10 +33,8 @@ PATIENCE_S = 60.0
 class Server(coordinator_pb2_grpc.CoordinatorServiceServicer):
     """A server that gives three clients an order each, and lets a test decide what follows."""
 
-    def __init__(self, **training: int) -> None:
-        self.experiment = tiny_experiment(
-            schedule={"rounds": 1, "clients": 3}, training=training or {"together": 1}
-        )
+    def __init__(self) -> None:
+        self.experiment = tiny_experiment(schedule={"rounds": 1, "clients": 3})
         self.pushed, self.gone = threading.Event(), threading.Event()
         self.orders = [
             rpc.Order(
@@ -71,12 +69,6 @@ class Server(coordinator_pb2_grpc.CoordinatorServiceServicer):
         self.gone.wait(PATIENCE_S)
         context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
         raise AssertionError
-
-    def PushSeveral(self, request: Any, context: Any) -> rpc.PushSeveralResponse:  # noqa: N802
-        self.pushed.set()
-        self.gone.wait(1.0)
-        refused = grpc.StatusCode.FAILED_PRECONDITION.value[0]
-        return rpc.PushSeveralResponse(outcomes=[rpc.Outcome(code=refused, line="no")] * 3)
 
     def Beat(self, request: Any, context: Any) -> rpc.BeatResponse:  # noqa: N802
         return rpc.BeatResponse()
@@ -132,17 +124,6 @@ def test_a_process_whose_server_is_gone_gives_up_with_results_on_their_way(endin
     assert "gave up" in str(found)
 
 
-def test_several_refused_results_end_a_process_once(ending):
-    class Over(Server):
-        def after(self, context: Any) -> None:
-            self.pushed.wait(PATIENCE_S)
-            context.abort(grpc.StatusCode.OUT_OF_RANGE, "the run is over")
-
-    found = ending(Over(together=3))
-    assert isinstance(found, LinkError)
-    assert str(found).endswith("no (FAILED_PRECONDITION)")
-
-
 def test_two_orders_for_one_client_end_a_process(ending):
     """Each would make a net of its own."""
     service = Server()
@@ -173,7 +154,6 @@ def test_calls_over_a_closed_link_say_so():
     member, done = result(0)
     for call in (
         lambda: link.push(member, done),
-        lambda: list(link.push_several([(member, done)])),
         lambda: link.pull(list, lambda client: {}),
     ):
         with pytest.raises(LinkError, match="the link is closed"):

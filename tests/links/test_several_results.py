@@ -1,4 +1,4 @@
-"""A client that brings several results at once: who is told what, and what is brought again."""
+"""Results that a client brings, and what it makes of the answers; orders that come at once."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ import grpc
 import pytest
 import torch
 
-from fedcli.runtime.answers import NotTaken, SessionGone, Superseded, UploadRefused
+from fedcli.runtime.answers import SessionGone, Superseded, UploadRefused
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.worker import Result
 from fedmodels.errors import LinkError, PayloadError
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedpb.codec import read_chunk
-from fedpb.frames import unpacked
 from fedpb.orders import read_order
 from fedpb.told import Passed
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -38,127 +36,50 @@ def result(client: int, upload: Bundle = SMALL) -> tuple[Membership, Result]:
 
 
 @pytest.fixture
-def link() -> Iterator[Any]:
-    """A link whose calls are noted; ``answers`` are the outcomes of the next ones."""
-    made: Any = Link("127.0.0.1:9", give_up_after_s=0.0)
-    made.sent, made.answers, made.alone = [], [], []
-
-    def several(passed: Passed) -> rpc.PushSeveralResponse:
-        data = Passed.encoded(passed)
-        headers = [read_chunk(one, rpc.PushHeader)[0] for one in unpacked(data, 99)]
-        made.sent.append([header.client_id for header in headers if header])
-        given = made.answers.pop(0) if made.answers else [{}] * len(headers)
-        if isinstance(given, Exception):
-            raise given
-        return rpc.PushSeveralResponse(outcomes=[rpc.Outcome(**each) for each in given])
-
-    made._push_several = several
-    made.push = lambda member, result: made.alone.append(member.client)
-    yield made
-    made.close()
-
-
-def test_small_results_share_a_message(link):
-    assert list(link.push_several([result(c) for c in range(5)])) == [None] * 5
-    assert link.sent == [["0", "1", "2", "3", "4"]]
-
-
-def test_a_message_has_three_mebibytes_at_most(link):
-    quarter = Bundle(weights={"w": torch.ones(200_000)})  # 0.8 MB
-    assert list(link.push_several([result(c, quarter) for c in range(5)])) == [None] * 5
-    assert link.sent == [["0", "1", "2"], ["3", "4"]]
-
-
-def test_a_large_result_comes_alone_in_its_turn(link):
-    large = Bundle(weights={"w": torch.ones(600_000)})
-    outcomes = list(link.push_several([result(0), result(1, large), result(2)]))
-    assert [outcomes[0], type(outcomes[1]), outcomes[2]] == [None, NotTaken, None]
-    assert link.sent == [["0"], ["2"]]
-
-
-def test_each_outcome_means_what_a_push_would_have_meant(link):
-    link.answers = [
-        [
-            {},
-            {"code": code(grpc.StatusCode.UNAUTHENTICATED), "line": "join again"},
-            {"code": code(grpc.StatusCode.ABORTED), "line": "no longer wanted"},
-            {"code": code(grpc.StatusCode.INVALID_ARGUMENT), "line": "w is \x1b[2J"},
-            {"code": code(grpc.StatusCode.UNAVAILABLE), "line": "in a moment"},
-            {"code": 99, "line": "?"},
-        ]
-    ]
-    found = list(link.push_several([result(c) for c in range(7)]))
-    kinds = [None, SessionGone, Superseded, UploadRefused, NotTaken, LinkError, NotTaken]
-    assert [one if one is None else type(one) for one in found] == kinds
-    assert str(found[3]) == r"client 3, interaction 4: w is \x1b[2J (INVALID_ARGUMENT)"
-
-
-@pytest.fixture
-def host(link: Any, digits: Path, tmp_path: Path) -> Any:
+def host(digits: Path, tmp_path: Path) -> Iterator[Any]:
+    """A host of three clients; ``host.answers`` are what the next calls of each end with."""
+    link: Any = Link("127.0.0.1:9", give_up_after_s=0.0)
     made: Any = Host(range(3), link, digits, tmp_path, torch.device("cpu"))
     made.enrolment.members = {c: result(c)[0] for c in range(3)}
-    made.renewed = []
-    made.enrolment.rejoin = made.renewed.extend
-    return made
+    made.answers, made.pushed, made.renewed = {}, [], []
+
+    def push(member: Membership, done: Result) -> None:
+        made.pushed.append(member.client)
+        if left := made.answers.get(member.client):
+            raise left.pop(0)
+
+    link.push, made.enrolment.rejoin = push, made.renewed.extend
+    yield made
+    link.close()
 
 
 def brought(host: Any) -> list[int]:
-    """Bring three results; return the clients whose results then came alone."""
-    host._push_all([result(c)[1] for c in range(3)])
-    alone: list[int] = host.link.alone
-    return alone
-
-
-def test_what_was_not_taken_is_brought_alone(host):
-    away = {"code": code(grpc.StatusCode.UNAVAILABLE)}
-    host.link.answers = [[away, {}, away]]
-    assert brought(host) == [0, 2]
+    """Bring three results; return whose were sent, in turn."""
+    host._results.put([result(c)[1] for c in range(3)])
+    threading.Timer(0.01, host._results.put, [None]).start()
+    host._push_forever()
+    pushed: list[int] = host.pushed
+    return pushed
 
 
 def test_a_client_whose_session_is_gone_joins_again_and_brings_its_result(host):
-    host.link.answers = [[{}, {"code": code(grpc.StatusCode.UNAUTHENTICATED)}, {}]]
-    assert brought(host) == [1]
+    host.answers = {1: [SessionGone("join again")]}
+    assert brought(host) == [0, 1, 1, 2]
     assert host.renewed == [1]
 
 
 def test_refused_and_superseded_results_are_told_and_left(host, caplog):
-    gone = code(grpc.StatusCode.ABORTED), code(grpc.StatusCode.INVALID_ARGUMENT)
-    host.link.answers = [[{"code": gone[0], "line": "late"}, {"code": gone[1], "line": "NaN"}, {}]]
-    assert brought(host) == []
+    host.answers = {0: [Superseded("late")], 1: [UploadRefused("client 1, interaction 4: NaN")]}
+    assert brought(host) == [0, 1, 2]
     assert [r.getMessage() for r in caplog.records] == [
         "client 0: late",
-        "client 1, interaction 4: NaN (INVALID_ARGUMENT)",
+        "client 1, interaction 4: NaN",
     ]
 
 
-class Answer(grpc.RpcError):  # type: ignore[misc]
-    """What a call ends with that the server refuses as a whole."""
-
-    def __init__(self, code: grpc.StatusCode) -> None:
-        self.code, self.details = lambda: code, lambda: "no"
-        self.trailing_metadata = tuple
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.OUT_OF_RANGE,
-    ],
-)
-def test_where_all_are_refused_each_is_brought_alone(code, host):
-    host.link.answers = [Answer(code)]
-    assert brought(host) == [0, 1, 2]
-
-
 def test_a_server_that_ends_the_run_ends_the_process(host):
-    host.link.answers = [Answer(grpc.StatusCode.FAILED_PRECONDITION)]
-    host._results.put([result(c)[1] for c in range(3)])
-    threading.Timer(0.01, host._results.put, [None]).start()
-    host._push_forever()
-    assert host.link.alone == []
+    host.answers = {0: [LinkError("no")]}
+    assert brought(host) == [0]
     assert isinstance(host._orders.failure, LinkError)
 
 
@@ -202,10 +123,10 @@ def test_orders_that_came_at_once_are_done_one_after_another(host):
     host.workers.of = lambda client: SimpleNamespace(client=client)
     order = [(rpc.Order(client_id=str(c)), Bundle()) for c in range(3)]
     host._orders.put(order[:2])
-    assert [task.worker.client for task in host._next_orders()] == [0]
+    assert host._next_order().worker.client == 0
     host._orders.end(LinkError("gone"))
     with pytest.raises(LinkError, match="gone"):  # what is left is in vain
-        host._next_orders()
+        host._next_order()
 
 
 def test_many_clients_leave_in_few_calls(link, monkeypatch):

@@ -65,14 +65,6 @@ NAMED: dict[str, tuple[str, str, str]] = {
         fedsrv/engine/schedule.py
         """,
     ),
-    "together": (
-        r"training/stack|nets/grouped|launch/stacking|parts/(stacking|together)|config/training",
-        r"training\.stack|nets\.grouped|launch\.stacking|training\.together|\btogether(: \w|=)",
-        """
-        fedmodels/config/combinations.py fedmodels/config/experiment.py fedsrv/cli.py
-        fedsrv/launch/launcher.py
-        """,
-    ),
     "compression": (
         r"parts/compression|training/compression|config/compression|compact_forms",
         r"(?<!De)[cC]ompression",

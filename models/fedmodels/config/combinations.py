@@ -104,8 +104,6 @@ LISTED: tuple[Part, ...] = (
          lambda e: bool(part_at("fedmodels.methods:trains_at_server")(e)),
          server="server_data:ServerExamples"),
     Part("beginning", "", lambda e: e.net.begin_from is not None, server="beginning:Beginning"),
-    Part("together", "[training] together", lambda e: e.training.together > 1,
-         "results/speed.md", server="stacking:Stacking", client="together:Together"),
     Part("stopping", "[schedule] patience, target", lambda e: bool(e.schedule.stops),
          "metrics.md", _scores_rounds, server="stopping:Patience"),
     Part("unused data", "", server="unused_data:UnusedData"),
@@ -279,10 +277,6 @@ def part_at(place: str) -> Any:
 
 HAS_NO_MEANING = '[schedule] {} has no meaning with order = "asynchronous"'
 POISSON = '[schedule] sampling = "poisson" knows no over_select, no availability and no open run'
-OWN_STEP = (
-    "[training] {} is each client's own, and together = {{0.training.together}} makes one step of "
-    "several: leave together out"
-)
 NO_LEVELS = (
     "[compression] up and down do not go with [privacy] secure_sum: masked numbers look random, "
     "and nothing of them can be left out"
@@ -345,26 +339,11 @@ REFUSED: tuple[Refusal, ...] = (
         "[training.lr_schedule] ends with the run, and an open run has no last round: give length",
     ),
     Refusal(
-        ("open runs", "together"),
-        "[training.lr_schedule] over rounds begins anew with each client's task of an open run, "
-        "and [training] together gives clients one rate: leave together out",
-        when=lambda e: e.training.lr_schedule is not None and not e.training.follows_epochs,
-        where="[training.lr_schedule] over rounds",
-    ),
-    Refusal(
         ("open runs", "forgetting"),
         "--forget computes a run again from its beginning, and data of earlier tasks of an open "
         "run may be gone: where all are there, begin a new run without the client, or after fedcli "
         "drop-task has marked the task at its site",
     ),
-    Refusal(
-        ("together", "own nets"),
-        "[training] together = {0.training.together} makes one step of several clients' nets, and "
-        "[[net.by_client]] gives clients different ones: leave one out",
-    ),
-    Refusal(("together", "clipped gradients"), OWN_STEP.format("clip_norm")),
-    Refusal(("together", "rate of epochs"), OWN_STEP.format("lr_schedule.over = 'epochs'")),
-    Refusal(("together", "balanced weights"), OWN_STEP.format("class_weights = 'balanced'")),
     Refusal(("secure sums", "compressed uploads"), NO_LEVELS),
     Refusal(("secure sums", "compressed payloads"), NO_LEVELS),
     *(Refusal(("exclusion by rule", f"noise at {where}"), SINGLE.format("level"))

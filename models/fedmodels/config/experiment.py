@@ -337,11 +337,6 @@ class Experiment(StrictTable):
         return self.schedule.buffer or self.cohort_size
 
     @property
-    def orders_at_once(self) -> int:
-        """Return how many orders to train one process does at the same time at most."""
-        return self.training.together
-
-    @property
     def selected(self) -> str:
         """Return how many clients a figure of the cohort is of; empty where that is all of them."""
         if not self.schedule.selects or self.evaluate.trained == "all":

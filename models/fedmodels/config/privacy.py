@@ -379,10 +379,6 @@ REFUSED: tuple[Refusal, ...] = (
         only="mean",
     ),
     Refusal(
-        ("example privacy", "together"),
-        '[privacy] level = "example" trains clients one by one: together = 1',
-    ),
-    Refusal(
         ("example privacy", "balanced weights"),
         "[training] class_weights = 'balanced' follows from how many examples of each class a "
         'client has, so one example would move the gradients of all others, and [privacy] level = '

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -120,10 +121,16 @@ class Training(StrictTable):
     capture: Literal["auto", "off"] = "auto"
     """Whether a GPU repeats the steps of the stock loop as CUDA graphs, which have the same bits
     and are faster. ``auto``: where a step can be one; ``off``: never."""
-    together: PositiveCount = 1
-    """Clients of one process that train as one stacked step at most; 1: in turn. Floats then depend
-    on who trains beside whom, so a crash may change the last bits of a run. It pays for small nets
-    alone: docs/results/speed.md."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_turn(cls, table: Any) -> Any:
+        """Take a table with ``together = 1``, which was its default: clients train in turn."""
+        if isinstance(table, Mapping) and "together" in table:
+            if table["together"] != 1:
+                raise ValueError("together was removed in 0.2: hosts by cores are as fast")
+            return {key: value for key, value in table.items() if key != "together"}
+        return table
 
     @model_validator(mode="after")
     def _loss_fits(self) -> Training:

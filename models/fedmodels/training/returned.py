@@ -28,15 +28,12 @@ SURELY_TAKEN = MAX_WEIGHT / 2
 """A 2-norm up to this is of weights within the bound, however its computation rounds."""
 
 
-def check_loss(method: Method, loss: object, shape: tuple[int, ...] = ()) -> None:
-    """Check that a loss can be stepped down: one number, with a gradient.
-
-    Its shape is ``(C,)`` where it was mapped over C clients. Raise ConfigError for anything else.
-    """
+def check_loss(method: Method, loss: object) -> None:
+    """Check that a loss is one number, with a gradient; raise ConfigError if not."""
     if not isinstance(loss, Tensor):
         raise _wrong(method, "loss", f"a {type(loss).__name__}", "a tensor with one number")
-    if loss.shape != shape:
-        found = f"a tensor of shape {list(loss.shape[len(shape) :])}"
+    if loss.shape:
+        found = f"a tensor of shape {list(loss.shape)}"
         raise _wrong(method, "loss", found, "one number, such as the mean over the batch")
     if not loss.requires_grad:
         wanted = "one that depends on out.logits or out.features, without detach() or item()"

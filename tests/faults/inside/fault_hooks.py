@@ -96,24 +96,7 @@ def _host(module: ModuleType) -> None:
         _begin("client-" + ",".join(map(str, clients)), states.parent)
         original(self, clients, link, data, states, *more, **by)
 
-    join = module.Host.join
-
-    def joined(self: Any) -> None:
-        join(self)
-        if self.workers.at_once > 1:
-            _send_whole_results()
-
-    module.Host.__init__, module.Host.join = init, joined
-
-
-def _send_whole_results() -> None:
-    """Give frames of this process their usual size: several results in a message must be whole."""
-    codec, frames, link = map(
-        importlib.import_module, ("fedpb.codec", "fedpb.frames", "fedcli.runtime.link")
-    )
-    usual = {"WHOLE_BYTES": 2 << 20, "FRAME_BYTES": 1 << 20, "MESSAGE_BYTES": 3 << 20}
-    for module in (codec, frames, link):
-        vars(module).update({name: usual[name] for name in usual.keys() & vars(module).keys()})
+    module.Host.__init__ = init
 
 
 def _relaying(module: ModuleType) -> None:
@@ -230,7 +213,7 @@ def _remote(module: ModuleType) -> None:
 
 def _service(module: ModuleType) -> None:
     along(module, "messages", "broadcast")
-    for name in ("join", "push", "push_several", "leave"):
+    for name in ("join", "push", "leave"):
         around(module.Service, name, f"service-{name.replace('_', '-')}")
 
 
@@ -261,22 +244,6 @@ def _link(module: ModuleType) -> None:
         return reply
 
     module.Link._send = sent
-    begin = module.Link.__init__
-
-    def begun(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        several = self._push_several
-
-        def sent_several(request: bytes) -> Any:
-            reach("push-several.before")
-            reply = several(request)
-            if reach("push-several.after") == LOSE:
-                raise Lost
-            return reply
-
-        self._push_several = sent_several
-
-    module.Link.__init__ = begun
 
 
 def _worker(module: ModuleType) -> None:

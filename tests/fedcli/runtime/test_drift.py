@@ -65,7 +65,6 @@ def figures_of(run: Path) -> list[dict[str, dict[str, float]]]:
     [
         {"method": "fedrep"},
         {"method": "fedavg", "compression": {"up": "int8"}},
-        {"method": "fedavg", "training": {"together": 3}},
     ],
 )
 def test_drift_is_measured_from_the_second_task_on(digits, tmp_path, more):

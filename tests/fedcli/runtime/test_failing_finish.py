@@ -27,13 +27,13 @@ class OneOrder(Host):
     def join(self) -> None:
         self.workers.begin(tiny_experiment(method="local"))
 
-    def orders(self) -> Iterator[list[GivenOrder]]:
+    def orders(self) -> Iterator[GivenOrder]:
         self._pushing = threading.Thread(target=self._results.get)
         self._pushing.start()
         order = rpc.Order(
             kind=rpc.ORDER_KIND_FINISH, client_id="0", interaction=5, base=-1, committed=4
         )
-        yield [GivenOrder(self.workers.of(0), order, Bundle())]
+        yield GivenOrder(self.workers.of(0), order, Bundle())
 
 
 @pytest.fixture

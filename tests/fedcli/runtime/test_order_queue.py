@@ -47,15 +47,6 @@ def test_one_message_waits_until_that_before_is_taken():
     assert not second.is_alive()
 
 
-def test_an_order_that_is_put_back_comes_next():
-    queue = OrderQueue()
-    queue.put(orders(0, 1))
-    found = queue.take()
-    assert found is not None
-    queue.put_back(*found)
-    assert clients_taken(queue, 2) == ["0", "1"]
-
-
 def test_a_failure_comes_before_what_waits_and_holds_nobody_up():
     queue = OrderQueue()
     queue.put(orders(0))

@@ -165,6 +165,7 @@ def test_there_are_examples():
         (["net.nme=1"], "Did you mean 'name'?"),
         (["training.batchsize=1"], "unknown key 'batchsize' in [training]; known: augment, "),
         (["training.batchsize=1"], " Did you mean 'batch_size'?"),
+        (["training.together=5"], "together was removed in 0.2: hosts by cores are as fast"),
         (["training.epochs=1"], " Did you mean 'local_epochs'?"),
         (["data.path=here"], " Did you mean 'root'?"),
         (["seed=" + "1" * 5000], f"(given: '{'1' * 98}…)"),

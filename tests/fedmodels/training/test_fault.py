@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from fedcli.data.store.opened_data import open_data
-from fedcli.parts.together import execute_together
 from fedcli.runtime.state import StateDirectory
-from fedcli.runtime.worker import GivenOrder, Worker
+from fedcli.runtime.worker import Worker
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ClientFailed, ConfigError, RunFailed
 from fedmodels.methods import register
@@ -108,8 +107,6 @@ def test_an_error_fails_one_client_for_one_interaction(digits, tmp_path, caplog,
     assert done.failure.startswith(f"method raises-for-tests: {where} failed (test_fault.py:")
     assert done.failure.endswith(f"{raised}: boom")
     assert "Traceback" in caplog.text
-    alike = execute_together([GivenOrder(worker, ORDER, payload)])
-    assert [result.failure for result in alike] == [done.failure]
 
 
 def payload_for(worker):

@@ -294,16 +294,6 @@ def test_a_loss_that_does_not_fit_is_refused_at_the_start(method, training, said
         check_own_loss(method_of(experiment), RunFacts(experiment, Problem((3,), 2)))
 
 
-@pytest.mark.parametrize(
-    "training",
-    [{"clip_norm": 1.0}, {"class_weights": "balanced"},
-     {"lr_schedule": {"kind": "linear", "over": "epochs"}}],
-)  # fmt: skip
-def test_what_is_each_clients_own_does_not_train_together(training):
-    with pytest.raises(ConfigError, match="leave together out"):
-        context(together=2, **training)
-
-
 def test_the_options_of_an_optimiser_follow_a_learning_rate_of_zero():
     ctx = context()
     group = {"params": [nn.Parameter(torch.ones(1))], "weight_decay": 0.25}

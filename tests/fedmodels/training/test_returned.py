@@ -103,11 +103,6 @@ def test_the_line_names_the_function(function, body, line, tmp_path, caplog):
     assert "Traceback" not in caplog.text
 
 
-def test_a_loss_of_several_numbers_is_told_where_clients_train_together(tmp_path):
-    with pytest.raises(FedtideError, match=r"loss of Mine returns a tensor of shape \[\d+\]"):
-        run(tmp_path, LOSS, f"return {LOSSES}", **{"training.together": 2})
-
-
 def test_numbers_of_torch_and_numpy_are_metrics(tmp_path):
     body = "return state, {'own': torch.tensor(0.5), 'other': numpy.float32(0.25), 'whole': 3}"
     made = run(tmp_path, FINISH, body)

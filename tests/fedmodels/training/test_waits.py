@@ -26,13 +26,12 @@ from fedmodels.techniques.generators import Family
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import ClientContext, Position
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce
-from fedmodels.training.loop import ClientHalf, train_locally
+from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from fedmodels.training.scoring import score
-from fedmodels.training.stack import fit_together
 from fedpb.codec import merged
 from fedtide.testing.case import bytes_of, states_of
-from tests.conftest import method_of, payload_of, server_context
+from tests.conftest import method_of, server_context
 from tests.fake_card import CARD, card
 from tests.fedmodels.methods.test_conformance import CASES, experiment_for
 
@@ -285,21 +284,3 @@ def test_the_stock_loop_has_the_bits_of_the_processor(tables, digits):
     with card():
         there = two_tasks(CARD, experiment, digits)
     assert there == two_tasks(CPU, experiment, digits)
-
-
-def test_clients_that_train_together_wait_for_nothing_in_a_step(digits):
-    """Clients differ in their examples, so that the last batches of an epoch differ in size."""
-    waits = []
-    for epochs in (1, 3):
-        table = {"together": 3, "batch_size": 16, "local_epochs": epochs}
-        experiment, halves = experiment_for(("fedavg", {}), training=table), []
-        with card() as found:
-            for client in range(3):
-                ctx = context_on(CARD, experiment, digits, client, 0)
-                halves.append(ClientHalf(method_of(experiment), ctx, *payload_of(experiment, ctx)))
-                halves[-1].begin_apart()
-            found.waits.clear()
-            fit_together(halves)
-        waits.append(found.waits)
-    assert len({len(half.y) for half in halves}) > 1
-    assert waits[1] - waits[0] == {}

@@ -13,7 +13,7 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime import workers
 from fedcli.runtime.workers import Workers
-from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.errors import ArchiveError
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
@@ -207,18 +207,6 @@ def test_a_commit_that_fails_ends_the_run(tmp_path, digits, monkeypatch):
     resumed = run_in_process(tiny_experiment(), digits, tmp_path / "run", resume=True)
     fresh = run_in_process(tiny_experiment(), digits, tmp_path / "fresh")
     assert resumed["state_sha256"] == fresh["state_sha256"]
-
-
-def test_a_net_that_cannot_be_stacked_ends_the_run_before_it_begins(digits, tmp_path, monkeypatch):
-    def refused(method, run):
-        raise ConfigError("it cannot")
-
-    monkeypatch.setattr("fedsrv.parts.stacking.check_together", refused)
-    together = tiny_experiment(training={"together": 2})
-    with pytest.raises(ConfigError, match="it cannot"):
-        run_in_process(together, digits, tmp_path / "refused")
-    assert not records_of(tmp_path / "refused")
-    run_in_process(tiny_experiment(), digits, tmp_path / "in-turn")
 
 
 def test_initial_weights_that_were_forgotten_are_built_again():

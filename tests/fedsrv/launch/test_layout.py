@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from fedcli.cli import clients_of
 from fedsrv.launch.gpus import Gpu
 from fedsrv.launch.layout import FEW, MAX_ON_A_GPU, Crowd, Machine, host_ranges, layout, places_on
-from fedsrv.launch.stacking import could_train_together
-from tests.conftest import tiny_experiment
 
 GIB = 1 << 30
 PLENTY = 1 << 40
@@ -125,26 +123,3 @@ def test_no_gpu_has_more_hosts_than_room(free, most):
         count = places.count(gpu.device)
         assert count <= min(most, max(1, gpu.free // (4 * GIB)))
         assert count or gpu.free < 4 * GIB or most == 0
-
-
-@pytest.mark.parametrize(
-    ("changed", "cohort", "count", "together"),
-    [
-        ({}, 50, 2, 25),  # small nets, many clients
-        ({}, 50, 1, 32),
-        ({}, 9, 2, 5),
-        ({}, 50, 0, 1),  # no GPU
-        ({}, 8, 2, 1),  # few clients a GPU
-        ({"training": {"together": 4}}, 50, 2, 1),  # somebody has chosen
-        ({"training": {"clip_norm": 1.0}}, 50, 2, 1),  # each client's own
-        ({"net": {"name": "mlp", "hidden": [2000, 600]}}, 50, 2, 1),  # a large net
-        ({"method": "pfedgrp"}, 50, 2, 1),  # a method whose training is its own
-    ],
-)
-def test_how_many_clients_of_a_gpu_could_make_one_step(changed, cohort, count, together, digits):
-    experiment = tiny_experiment(**changed)
-    assert could_train_together(experiment, digits, cohort, count) == together
-
-
-def test_data_that_cannot_be_read_are_no_reason_to_propose_anything(tmp_path):
-    assert could_train_together(tiny_experiment(), tmp_path, 50, 1) == 1

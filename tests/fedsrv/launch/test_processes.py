@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import DataError, RunFailed
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.own_code import own
@@ -22,9 +21,7 @@ from fedsrv.launch import launcher
 from fedsrv.launch.hosts import error_in
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
-from fedsrv.launch.stacking import as_it_began
 from tests.conftest import tiny_experiment
-from tests.integration.harness import write_config
 
 # --- one process ----------------------------------------------------------------------------------
 
@@ -118,52 +115,6 @@ def test_data_that_are_not_dealt_out_are_one_line(tmp_path, status, log, line):
     run.dealing = SimpleNamespace(wait=lambda: status)
     with pytest.raises(DataError, match=line):
         run.partition()
-
-
-IN_TURN = "the run's bits are those of any layout; --together makes one step of 5"
-TOGETHER = "clients train together, 5 as one step on a GPU ([training] together): the last bits"
-FEW = "clients train in turn: a step of several is for a GPU that has five of a round or more"
-
-
-@pytest.mark.parametrize(
-    ("clients", "given", "asked", "resumed", "hosts", "line"),
-    [
-        (5, 1, False, False, 2, IN_TURN),
-        (5, 1, True, False, 1, TOGETHER),
-        (4, 1, True, False, 2, FEW),
-        (5, 1, True, True, 2, ""),  # it has its config
-        (5, 3, True, False, 1, ""),  # the config has chosen
-        (4, 1, False, False, 2, ""),
-    ],
-)
-def test_who_trains_as_one_step_is_chosen_once(
-    clients, given, asked, resumed, hosts, line, tmp_path, digits
-):
-    """A run that begins says what was chosen and what it costs; the coordinator reads it."""
-    said, told = io.StringIO(), []
-    lines = PlainLines(Console(file=said, width=200))
-    some = tiny_experiment(schedule={"clients": clients}, training={"together": given})
-    run = Launch(some, tmp_path, digits, Started(), lines, tmp_path / "none", together=asked)
-    run.config, run.coordinator = tmp_path / "launch.toml", SimpleNamespace(tell=told.append)
-    if resumed:
-        (tmp_path / "config.toml").touch()
-    run.start(None)
-    assert line in said.getvalue()
-    assert bool(said.getvalue()) is bool(line)
-    assert len(run.clients) == hosts
-    assert told[0][0] == "serve"
-    chosen = line == TOGETHER
-    assert run.experiment.training.together == (5 if chosen else given)
-    assert run.config.exists() is chosen
-    if chosen:
-        assert parse_experiment(run.config.read_text()) == run.experiment
-
-
-def test_a_run_is_resumed_with_as_many_clients_a_step_as_it_began_with(tmp_path):
-    began = tiny_experiment(training={"together": 3})
-    write_config(tmp_path / "config.toml", began)
-    assert as_it_began(tiny_experiment(), tmp_path) == began
-    assert as_it_began(tiny_experiment(), tmp_path / "none") == tiny_experiment()
 
 
 def test_clients_are_told_of_code_that_ends_the_coordinator(tmp_path):

@@ -49,6 +49,20 @@ def test_what_the_run_resolved_wins_over_a_changed_default(tmp_path, caplog):
     assert read_resumed(config, [], tmp_path / "run").evaluate.batch_size == 7  # and again
 
 
+def test_a_run_that_holds_a_key_which_was_removed_at_its_default_goes_on(tmp_path):
+    """``[training] together`` was 1 unless a config said something else."""
+    begun(tmp_path / "run", 7)
+    before = config_of(tmp_path / "before.toml", training={"together": 1})
+    for key, place in (("experiment", "$.training.together"), ("defaults", '$."training.together"')):
+        with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as db:
+            db.execute("UPDATE meta SET value = json_set(value, ?, 1) WHERE key = ?", (place, key))
+            db.commit()
+    found = read_resumed(before, [f"{KEY}=7"], tmp_path / "run")
+    assert "together" not in found.to_dict()["training"]
+    again = tiny_experiment(evaluate={"batch_size": 7})
+    Store(tmp_path / "run", again, resume=True).close()
+
+
 def test_a_run_of_a_version_that_recorded_no_defaults(tmp_path):
     begun(tmp_path / "run", 7)
     with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as db:

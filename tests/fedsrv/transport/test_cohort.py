@@ -171,8 +171,9 @@ def test_a_process_gets_a_few_orders_ahead(tmp_path):
 
 
 def test_an_order_tells_how_many_follow_it_to_the_same_process(tmp_path):
-    """So that a process whose clients train together knows for whom to wait."""
-    world = World(tmp_path, num_clients=6, at_once=4)
+    """So that a relay knows for whom to wait."""
+    world = World(tmp_path, num_clients=6)
+    world.cohort.MAX_AHEAD = 5
     world.join_all(range(6))
     world.send_and_receive(trip_to(*range(6)))
     members = {c: world.cohort.session(c, world.tokens[c]) for c in range(5)}

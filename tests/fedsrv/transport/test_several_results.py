@@ -172,7 +172,8 @@ def test_results_are_a_message_of_the_schema():
 
 def test_a_process_gets_its_orders_in_one_message(tmp_path):
     events = EventLog()
-    cohort = RemoteCohort(4, Spool(tmp_path, 0), events, admission=Admission({}), at_once=2)
+    cohort = RemoteCohort(4, Spool(tmp_path, 0), events, admission=Admission({}))
+    cohort.MAX_AHEAD = 4
     tokens = {c: cohort.join(c, PROFILE, b"", ()) for c in range(4)}
     members = {c: cohort.session(c, tokens[c]) for c in range(4)}
     orders = {c: rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(c)) for c in range(4)}
