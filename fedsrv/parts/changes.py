@@ -10,10 +10,11 @@ import numpy as np
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.numerics import change
-from fedmodels.position import Round, Task
+from fedmodels.position import Round
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.engine.summary import Figures, by_task, has_tasks, is_scored_in
 from fedsrv.state.record import Record
+from fedsrv.state.run_record import present_task
 
 
 class Changes(ServerPart):
@@ -43,7 +44,8 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
         for client, row in record.get("clients", {}).items():
             if not client.isdecimal():
                 continue
-            present = row.get("task") if own_tasks else _present_task(record, client, view)
+            seen = {view: row.get("views", {}).get(view)}
+            present = row.get("task") if own_tasks else present_task(record, int(client), row, seen)
             if present is not None:
                 last[client] = task = max(last.get(client, 0), present)
                 began.setdefault(client, {}).setdefault(task, record["round"])
@@ -85,16 +87,3 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
             ]
             out |= {name: float(np.mean(means))} if means else {}
     return out
-
-
-def _present_task(record: Record, client: str, view: str) -> Task | None:
-    """Return the task of a client in a record of all clients' task; its last one if it has fewer.
-
-    None where the record does not say it.
-    """
-    of_all = Task(record["task"])
-    if int(client) in record["cohort"]:
-        return of_all
-    seen = record["clients"][client].get("views", {}).get(view, {})
-    tasks = seen.get("first_task", 0) + len(seen.get("tasks") or ())
-    return min(of_all, Task(tasks - 1)) if tasks else None

@@ -20,7 +20,14 @@ from fedmodels.config.scenario import Scenario, ScenarioTable
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_tables import FIGURES, VIEWS, metric
 from fedmodels.numerics.streams import lost_in_stream
-from fedsrv.state.run_record import RunRecord, interaction_of, number, numbers, table
+from fedsrv.state.run_record import (
+    RunRecord,
+    interaction_of,
+    number,
+    numbers,
+    present_task,
+    table,
+)
 
 Cells = dict[tuple[int, int], float]
 _SCENARIO: TypeAdapter[ScenarioTable] = TypeAdapter(Scenario)
@@ -356,7 +363,9 @@ def moments_of_change(run: RunRecord) -> dict[int, str]:
     present, found = dict[int, int](), dict[int, set[int]]()
     for index, row in enumerate(run.rows):
         for client, facts in _clients(row):
-            task = _present_task(row, client, facts)
+            of_all = int(number(row.get("task"), 0))
+            task = present_task(row, client, facts, table(facts.get("views")))
+            task = of_all if task is None else task
             before = present.setdefault(client, task)
             if task > before:
                 present[client] = task
@@ -369,20 +378,6 @@ def moments_of_change(run: RunRecord) -> dict[int, str]:
         at: f"round {at}: {names} change at {len(c)} client{'s' * (len(c) > 1)}"
         for at, c in found.items()
     }
-
-
-def _present_task(row: Mapping[str, Any], client: int, facts: Mapping[str, Any]) -> int:
-    """Return the present task of a client in a record; its last one if all others go on."""
-    of_all, own = int(number(row.get("task"), 0)), number(facts.get("task"))
-    cohort = row.get("cohort")
-    if own is not None or (isinstance(cohort, list) and client in cohort):
-        return of_all if own is None else int(own)
-    ends = [
-        int(number(table(view).get("first_task"), 0)) + len(tasks)
-        for view in table(facts.get("views")).values()
-        if isinstance(tasks := table(view).get("tasks"), list)
-    ]
-    return min([of_all, *(end - 1 for end in ends if end)])
 
 
 def seconds_of_client(run: RunRecord) -> dict[int, float]:

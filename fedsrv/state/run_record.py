@@ -373,6 +373,35 @@ def numbers(value: object) -> dict[str, float]:
     return {key: item for key, item in found.items() if item is not None}
 
 
+def present_task(
+    record: Mapping[str, Any], client: int, row: Mapping[str, Any], views: Mapping[str, Any]
+) -> int | None:
+    """Return the present task of a client in a record.
+
+    Args:
+        record: of the interaction.
+        client: which one.
+        row: what the record has of it.
+        views: those of the row that are asked where all others go on: its last task is the last one
+            that a view scores.
+
+    Returns:
+        The task; None where the record does not say it.
+    """
+    if (own := number(row.get("task"))) is not None:
+        return int(own)
+    of_all, cohort = int(number(record.get("task"), 0)), record.get("cohort")
+    if isinstance(cohort, list) and client in cohort:
+        return of_all
+    ends = [
+        int(number(table(view).get("first_task"), 0)) + len(tasks)
+        for view in views.values()
+        if isinstance(tasks := table(view).get("tasks"), list)
+    ]
+    last = [end - 1 for end in ends if end]
+    return min([of_all, *last]) if last else None
+
+
 def leaves_of(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the settings of a config by dotted key."""
     for key, value in tree.items():

@@ -129,7 +129,7 @@ def test_orders_that_came_at_once_are_done_one_after_another(host):
         host._next_order()
 
 
-def test_many_clients_leave_in_few_calls(link, monkeypatch):
+def test_many_clients_leave_in_few_calls(host, monkeypatch):
     """A call for each of 10,000 clients took ten seconds."""
     monkeypatch.setattr("fedcli.runtime.link.LEAVING", 3)
     calls = []
@@ -140,6 +140,6 @@ def test_many_clients_leave_in_few_calls(link, monkeypatch):
         assert {request.token, *(one.token for one in request.others)} == {b"token"}
         return rpc.LeaveResponse()
 
-    link._leave = leave
-    link.leave([Membership(client, "run", b"token") for client in range(7)], "finished")
+    host.link._leave = leave
+    host.link.leave([Membership(client, "run", b"token") for client in range(7)], "finished")
     assert calls == [["0", "1", "2"], ["3", "4", "5"], ["6"]]

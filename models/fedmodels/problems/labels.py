@@ -14,9 +14,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from fedmodels.problems.targets import Targets
 
-FIGURES = ("auroc", "average_precision", "auroc_micro", "average_precision_micro", "base_rate")
-SHARE = (0.0, 1.0)
-
 
 @dataclass(frozen=True)
 class Labels(Targets):
@@ -25,7 +22,8 @@ class Labels(Targets):
     @property
     def figures(self) -> Mapping[str, tuple[float, float]]:
         """The figures, all shares."""
-        return dict.fromkeys(FIGURES, SHARE)
+        names = "auroc average_precision auroc_micro average_precision_micro base_rate"
+        return dict.fromkeys(names.split(), (0.0, 1.0))
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the cross-entropy of each label's sigmoid, a mean over the labels."""

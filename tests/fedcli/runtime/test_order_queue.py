@@ -74,11 +74,14 @@ def test_a_rest_of_ten_minutes_is_one_line(caplog, monkeypatch):
     caplog.set_level(logging.INFO, "fedcli")
     monkeypatch.setattr(order_queue, "WAKE_S", 0.001)
     minutes = itertools.count()
-    queue = OrderQueue(lambda: 60.0 * next(minutes))
-    assert queue.take(600.0) is None
+
+    def clock() -> float:
+        if (now := next(minutes)) == 10:
+            queue.end(LinkError("gone"))
+        return 60.0 * now
+
+    queue = OrderQueue(clock)
+    with pytest.raises(LinkError, match="gone"):
+        queue.take()
     (line,) = (record.getMessage() for record in caplog.records)
     assert line == "no order for 60 s: the run waits for others, or for new data"
-
-
-def test_a_wait_with_a_limit_ends_with_nothing():
-    assert OrderQueue().take(0.01) is None

@@ -97,11 +97,6 @@ def test_hosts_on_gpus(free, clients, cohort, cores, ram, hosts):
     assert [*found] == host_ranges(clients, len(found)), "the same clients as without GPUs"
 
 
-def test_hosts_that_train_clients_as_one_step_have_a_gpu_each():
-    machine = Machine(16, PLENTY, gpus(80, 80))
-    assert layout(Crowd(50, 50, stacked=True), machine) == {"0-48:2": "cuda:0", "1-49:2": "cuda:1"}
-
-
 @pytest.mark.parametrize(
     ("free", "places"), [((9,), "0 0"), ((4, 4), "0 1"), ((80,), "0 0 0 0 0"), ((3,), "0 0")]
 )

@@ -82,7 +82,7 @@ class Started:
     name, listen, serve_options, gpus = "hosts", "127.0.0.1:0", (), 1
 
     def divide(self, crowd):
-        return ["0-4"] if crowd.stacked else ["0-2", "3-4"]
+        return ["0-2", "3-4"]
 
     def why(self, status):
         return f"killed by signal {-status}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 from contextlib import closing
@@ -51,12 +52,11 @@ def test_what_the_run_resolved_wins_over_a_changed_default(tmp_path, caplog):
 
 def test_a_run_that_holds_a_key_which_was_removed_at_its_default_goes_on(tmp_path):
     """``[training] together`` was 1 unless a config said something else."""
-    begun(tmp_path / "run", 7)
-    before = config_of(tmp_path / "before.toml", training={"together": 1})
-    for key, place in (("experiment", "$.training.together"), ("defaults", '$."training.together"')):
-        with closing(sqlite3.connect(tmp_path / "run" / "run.db")) as db:
-            db.execute("UPDATE meta SET value = json_set(value, ?, 1) WHERE key = ?", (place, key))
-            db.commit()
+    tables = tiny_experiment(evaluate={"batch_size": 7}).to_dict()
+    tables["training"]["together"] = 1
+    held = {"experiment": json.dumps(tables), "defaults": '{"training.together": 1}'}
+    begun(tmp_path / "run", 7, **held)
+    before = config_of(tmp_path / "before.toml", training=tables["training"])
     found = read_resumed(before, [f"{KEY}=7"], tmp_path / "run")
     assert "together" not in found.to_dict()["training"]
     again = tiny_experiment(evaluate={"batch_size": 7})
