@@ -77,7 +77,7 @@ def test_a_case_that_fails_and_one_without_time_are_told(capsys, monkeypatch):
     gpu.main([*QUICK, "--parts", "layouts"])
     gpu.main([*QUICK, "--parts", "sums", "--seconds", "0"])
     said = capsys.readouterr().out
-    assert "layouts 1 by 2: TimeoutExpired: Command" in said
+    assert "layouts 2 hosts: TimeoutExpired: Command" in said
     assert "sums 10000: left out, there is no time left" in said
     assert "|" not in said.partition("On no GPU")[2], "no table without a row"
 
