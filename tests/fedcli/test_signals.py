@@ -51,7 +51,7 @@ def test_a_signal_that_a_library_dropped_ends_a_host_before_its_next_order(idle,
     idle._orders.put([(rpc.Order(client_id="0"), Bundle())])
     drops_errors()
     with pytest.raises(SystemExit, match="143"):
-        idle._next_orders()
+        idle._next_order()
 
 
 def test_an_error_that_a_signal_became_is_no_failure_of_a_client(ends_at_sigterm):
@@ -84,7 +84,7 @@ def _telling(begun: threading.Event, call: Callable[..., object]) -> Callable[..
     return told
 
 
-@pytest.mark.parametrize("wait", [lambda h: h._next_orders(), lambda h: h.hand_on(None)])
+@pytest.mark.parametrize("wait", [lambda h: h._next_order(), lambda h: h.hand_on(None)])
 def test_a_signal_that_another_thread_got_ends_a_wait(wait, idle, ends_at_sigterm, monkeypatch):
     """The system gives a signal to any thread; gRPC's do not hand it on."""
     idle._results.put(None)  # and there is no room for another

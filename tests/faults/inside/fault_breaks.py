@@ -53,10 +53,10 @@ def finish_before_acceptance() -> None:
     from fedcli.runtime.link import Link
     from fedpb.v1 import coordinator_pb2 as rpc
 
-    execute, next_tasks, send = Host.execute, Host._next_orders, Link._send
+    execute, next_one, send = Host.execute, Host._next_order, Link._send
 
-    def executed(self: Any, tasks: Any) -> Any:
-        results = execute(self, tasks)
+    def executed(self: Any, given: Any) -> Any:
+        results = execute(self, given)
         done = [result.order for result in results if result.order.kind == rpc.ORDER_KIND_FINISH]
         self.left = getattr(self, "left", len(self.workers.clients)) - len(done)
         return results
@@ -64,7 +64,7 @@ def finish_before_acceptance() -> None:
     def next_of(self: Any) -> Any:
         if getattr(self, "left", 1) == 0:
             raise RunOver("nobody said so")
-        return next_tasks(self)
+        return next_one(self)
 
     def sent(self: Any, pushed: Any) -> Any:
         try:
@@ -74,7 +74,7 @@ def finish_before_acceptance() -> None:
                 raise
             return rpc.PushResponse()
 
-    Host.execute, Host._next_orders = executed, next_of  # type: ignore[method-assign]
+    Host.execute, Host._next_order = executed, next_of  # type: ignore[method-assign]
     Link._send = sent  # type: ignore[method-assign]
 
 
