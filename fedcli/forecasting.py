@@ -172,12 +172,16 @@ def forecast(
     Raises:
         FedtideError: the config or the data do not fit, or the trial failed; one line says why.
     """
+    threads = torch.get_num_threads()
     with _directory(place) as own:
+        torch.set_num_threads(experiment.training.threads)  # as a client does that joins
         try:
             with _within(CLOCK, signal.SIGALRM, signal.ITIMER_REAL, _OutOfTime):
                 return _Trial(experiment, data, device, own, at_once).forecast(tried_s)
         except _OutOfTime:
             raise FedtideError(f"a trial takes longer than {duration(CLOCK)}") from None
+        finally:
+            torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -116,6 +116,19 @@ def test_a_trial_that_waits_for_ever_ends(digits, monkeypatch):
         forecast(tiny_experiment(), digits, CPU)
 
 
+def test_a_trial_has_the_threads_of_a_client(digits, monkeypatch):
+    """With more of them than the run has, they waited for one another, and a busy machine made a
+    forecast many times too long."""
+    seen, before = list[int](), torch.get_num_threads()
+    monkeypatch.setattr(
+        forecasting._Trial, "forecast", lambda *_: seen.append(torch.get_num_threads())
+    )
+    for threads in (1, 3):
+        forecast(tiny_experiment(training={"threads": threads}), digits, CPU)
+    assert seen == [1, 3]
+    assert torch.get_num_threads() == before
+
+
 def test_clients_without_tasks_are_not_tried(digits, tmp_path):
     """As in an open run, whose clients may begin with nothing."""
     data = tmp_path / "data"
