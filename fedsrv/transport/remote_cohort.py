@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
+from fedmodels.guarded import Guarded
 from fedmodels.position import NONE_YET, Interaction
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
@@ -78,6 +79,23 @@ class RemoteCohort:
     MAX_AT_ONCE = 1000
     """Orders in one message."""
 
+    committed: Guarded[Interaction] = Guarded("_lock")
+    watermark: Guarded[Interaction] = Guarded("_lock")
+    moves: Guarded[int] = Guarded("_lock")
+    """How many times a client came or left, as far as calls tell."""
+    _replaced: Guarded[int] = Guarded("_lock")
+    """How often a session may have been replaced or removed."""
+    _callers: Guarded[set[Caller]] = Guarded("_lock")
+    _out: Guarded[dict[int, str]] = Guarded("_lock")
+    """Why clients take no part any more."""
+    _over: Guarded[RunOver | RunHasFailed | None] = Guarded("_lock")
+    _awaited: Guarded[set[int]] = Guarded("_lock")
+    """The clients of an open run that were away at the last news."""
+    _said: Guarded[int] = Guarded("_lock")
+    """Counts what clients and the operator of an open run said."""
+    _steered: Guarded[tuple[tuple[int, ...], bool, bool, bool]] = Guarded("_lock")
+    """Who retires, whether they are forgotten, and whether the run ends, or ends now."""
+
     def __init__(
         self,
         num_clients: int,
@@ -100,12 +118,8 @@ class RemoteCohort:
         self._lock = threading.RLock()
         self.changed = threading.Condition(self._lock)
         """Wakes whoever waits for clients. Each Pull has its own, or a result would wake all."""
-        self._callers: set[Caller] = set()
+        self._callers, self._replaced, self.moves = set(), 0, 0
         self.sessions: dict[ClientId, ClientSession] = {}
-        self.moves = 0
-        """How many times a client came or left, as far as calls tell."""
-        self._replaced = 0
-        """How often a session may have been replaced or removed."""
         self._holdings = StateInventory(self.sessions)
         self.presence = Presence(self.sessions, lambda: self.lease_s, clock)
         self._attendance = Attendance(self.sessions, lambda: self.lease_s, clock)
@@ -113,12 +127,11 @@ class RemoteCohort:
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
         self._members: list[ClientId] = [*(beginners or range(num_clients)), *evaluators]
-        self._out = dict(out or {})
-        """Why clients take no part any more."""
+        self._out = {**(out or {})}
         self._admitting = threading.Lock()
         """Held from the check of a description until it counts, so that no other comes between."""
         self._trips = OpenTrips()
-        self._over: RunOver | RunHasFailed | None = None
+        self._over = None
         who = self.presence
         self._patience = ClientWait(
             self.changed, who.is_there, who.may_come, deadline_s, clock,
@@ -128,12 +141,8 @@ class RemoteCohort:
         self.committed = self.watermark = NONE_YET
         self.class_names = admission.class_names if admission else ()
         """Of the classes that an open run began with; none before."""
-        self._awaited = set[int]()
-        """The clients of an open run that were away at the last news."""
-        self._said = 0
-        """Counts what clients and the operator of an open run said."""
-        self._steered: tuple[tuple[int, ...], bool, bool, bool] = (), False, False, False
-        """Who retires, whether they are forgotten, and whether the run ends, or ends now."""
+        self._awaited, self._said = set(), 0
+        self._steered = (), False, False, False
 
     @property
     def _expected(self) -> list[ClientId]:

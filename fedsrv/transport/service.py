@@ -335,11 +335,13 @@ class Service:
         return found
 
     def _welcome(self, token: bytes, known: int, clients: Sequence[ClientId]) -> rpc.JoinResponse:
+        with self.cohort.changed:
+            committed = self.cohort.committed
         return rpc.JoinResponse(
             run_id=self.run_id,
             token=token,
             experiment=self.experiment,
-            committed=self.cohort.committed,
+            committed=committed,
             class_names=self.cohort.class_names,
             beat_every_s=BEAT_EVERY_S,
             history=self.journal.history(known),

@@ -172,8 +172,8 @@ def test_the_end_is_told_to_everybody_and_waits_until_they_left(world):
     world.open()
     ended = ThreadPoolExecutor(1).submit(world.cohort.end)
     caller = world.cohort.caller({0: world.cohort.session(0, world.token)}, {0: 0})
-    while not world.cohort._over:
-        pass
+    with world.cohort.changed:
+        assert world.cohort.changed.wait_for(lambda: world.cohort._over, 120)
     with pytest.raises(RunOver):
         world.cohort.next_orders(caller, lambda: True)
     assert world.cohort.begin_result(0, world.header(rpc.ORDER_KIND_FINISH)) is None, (
