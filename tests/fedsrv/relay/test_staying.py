@@ -90,6 +90,21 @@ def test_each_run_is_relayed_by_the_conditions_of_the_command(tmp_path, monkeypa
     ]
 
 
+def test_a_relay_of_one_run_says_how_to_go_on_with_the_next(monkeypatch):
+    """As where its run was withdrawn from a queue, and another one is served."""
+
+    def serve(*_):
+        raise RunGone("run aaaaaaaa is not served any more, and run bbbbbbbb is")
+
+    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
+    found = CliRunner().invoke(app, ["relay", "--up", "host:1", "--clients", "0-1"]).exception
+    assert isinstance(found, RunGone)
+    assert str(found) == (
+        "run aaaaaaaa is not served any more, and run bbbbbbbb is; with --stay, a relay goes on "
+        "with the next run that is served at host:1"
+    )
+
+
 class Above:
     """A coordinator; a test says which run it serves."""
 
