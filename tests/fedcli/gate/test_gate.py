@@ -111,7 +111,7 @@ def test_no_stub_of_a_site_or_a_relay_takes_what_has_passed_no_door() -> None:
             is_health = written == ["'/grpc.health.v1.Health/Check'"]
             found += [f"{path.name} {written[0]}"] * (not is_health)
             assert is_health or written[1] == "Passed.encoded", f"{path}: {written}"
-    assert len(found) == 10, found
+    assert len(found) == 9, found
 
 
 def test_whoever_is_no_door_makes_no_bytes() -> None:
