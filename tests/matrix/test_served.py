@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,8 @@ import pytest
 import torch
 
 from fedcli.joining import host_of
-from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.staying import Address, Outcome, each_run
 from fedmodels.config.experiment import Experiment
-from fedmodels.numerics.secrecy import Secret
 from fedsrv.coordinator import Listen, serve
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import Event, EventLog
@@ -40,15 +36,7 @@ BY_TIME = {"over-selection"}
 
 
 @pytest.fixture(autouse=True)
-def _known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let secrets follow from whose they are, in whichever order clients are opened."""
-
-    def fresh(cls: type[Secret]) -> Secret:
-        owner = sys._getframe(1).f_locals.get("self")
-        name = owner.path.name if isinstance(owner, StateDirectory) else "the server"
-        return cls(sha256(name.encode()).digest())
-
-    monkeypatch.setattr(Secret, "fresh", classmethod(fresh))
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BEAT_EVERY_S", 0.1)
 
 
