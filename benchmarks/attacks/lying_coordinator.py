@@ -57,6 +57,7 @@ CLIENTS, NOISE, CLIP, DELTA = 3, 4.0, 50.0, 1e-3
 ALLOW = ["announced", "examples", "loss", "scores"]
 BY_CHANCE = {
     "JoinRequest.token", "PushHeader.token", "LeaveRequest.token", "Waiting.token",
+    "AnnounceRequest.token",
     "Report.seconds", "Report.peak_rss_bytes", "Report.state_sha256",
 }  # fmt: skip
 """Fields that differ from one run to the next, whatever the data are: drawn, keyed or measured."""
