@@ -7,8 +7,9 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -29,14 +30,15 @@ from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.lineage import lineage
 from fedsrv.commands.queue import queue_app
 from fedsrv.commands.relay import relay
-from fedsrv.commands.track import track_app
+from fedsrv.commands.watchers import place_of, wanted, with_watchers
 from fedsrv.commands.watching import watching_app
 from fedsrv.ray_cluster import ray_place
 
 if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
     from fedsrv.event_lines import EventPrinter
-    from fedsrv.events import Ending, EventLog
+
+NONE: Mapping[str, str] = {}
 
 app = program("The coordinator of a federated run, and the launcher of local ones.")
 app.add_typer(certs_app, name="certs")
@@ -49,7 +51,6 @@ app.command()(relay)
 app.command()(lineage)
 app.add_typer(watching_app)
 app.add_typer(audit_app)
-app.add_typer(track_app)
 app.add_typer(doctor_app)
 app.add_typer(backup_app)
 app.add_typer(queue_app)
@@ -91,6 +92,7 @@ def init(
 
 
 @app.command()
+@with_watchers
 def serve(
     context: typer.Context,
     config: Annotated[
@@ -114,8 +116,7 @@ def serve(
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
-    metrics_port: options.MetricsPort = None,
-    dashboard: options.Dashboard = None,
+    watched: Mapping[str, str] = NONE,
 ) -> None:
     """Serve one run: the coordinator alone; or the runs of a queue, one after the other."""
     options.set_up(quiet, log_level, as_json)
@@ -143,7 +144,7 @@ def serve(
             server_data=server_data,
             on_ready=telling.begin,
             stop=set_by_sigterm(),
-            watchers=_watchers(metrics_port, dashboard, out, insecure),
+            watchers=wanted(watched, out, insecure),
         )
     telling.end()
     if not events:  # a launcher shows the run itself
@@ -196,43 +197,6 @@ def _telling_the_end(telling: EventPrinter, out: Path) -> Iterator[None]:
         raise
 
 
-def _watchers(
-    metrics_port: str | None, dashboard: str | None, out: Path, insecure: bool
-) -> list[Callable[[EventLog], Ending]]:
-    """Return what follows a run's events, as options ask for it.
-
-    Raises:
-        ConfigError: a place is none, or other machines reach it and ``insecure`` is not given.
-    """
-    found: list[Callable[[EventLog], Ending]] = []
-    if metrics_port is not None:
-        from fedsrv.tracking.prometheus import export
-
-        place = _http_place(metrics_port, "--metrics-port", insecure)
-        found.append(lambda events: export(events, *place))
-    if dashboard is not None:
-        from fedsrv.dashboard.live import show
-
-        page = _http_place(dashboard, "--dashboard", insecure)
-        found.append(lambda events: show(events, out, *page))
-    return found
-
-
-def _http_place(text: str, option: str, insecure: bool) -> tuple[str, int]:
-    """Return where a page is: it has no TLS and asks nobody who they are."""
-    from fedmodels.config.places import http_place
-    from fedmodels.errors import ConfigError
-    from fedpb.channels import is_loopback
-
-    host, port = http_place(text, option)
-    if not insecure and not is_loopback(f"[{host}]" if ":" in host else host):
-        raise ConfigError(
-            f"{option} {text} can be reached from other machines without TLS; give the port alone "
-            "for this machine, or --insecure"
-        )
-    return host, port
-
-
 def _end_with_stdin() -> None:
     """End at once when the launcher is gone; what is not committed is computed again."""
     while os.read(0, 4096):
@@ -257,6 +221,7 @@ def _show(out: Path, *, with_table: bool) -> None:
 
 
 @app.command()
+@with_watchers
 def launch(
     config: Config,
     out: options.RunDirectory = Path("run"),
@@ -277,14 +242,13 @@ def launch(
     quiet: Quiet = False,
     log_level: Level = LogLevel.INFO,
     as_json: AsJson = False,
-    metrics_port: options.MetricsPort = None,
-    dashboard: options.Dashboard = None,
     insecure: options.Insecure = False,
     on: options.On = None,
     host_cpus: options.HostCpus = 1.0,
     host_gpus: options.HostGpus = 0.0,
     node_dir: options.NodeDir = None,
     forecast: options.Forecast = None,
+    watched: Mapping[str, str] = NONE,
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
     level = options.set_up(quiet, log_level, as_json)
@@ -295,7 +259,7 @@ def launch(
     os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that are forked: before torch comes in
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asking for GPUs spoils no fork
     experiment = _experiment_of(config, sets or (), out if resume else None)
-    _watchers(metrics_port, dashboard, out, insecure)  # the coordinator makes its own
+    wanted(watched, out, insecure)  # the coordinator makes its own
     from fedsrv.launch.launcher import launch as launch_run
 
     launch_run(
@@ -309,7 +273,7 @@ def launch(
         log_level=level,
         as_json=as_json,
         serve_options=[
-            *_given({"--metrics-port": metrics_port, "--dashboard": dashboard}),
+            *chain.from_iterable(watched.items()),
             *(["--insecure"] if insecure else []),
             *(word for client in aside for word in ("--without", str(client))),
             *(word for one in gone for word in ("--forget", one)),
@@ -318,11 +282,6 @@ def launch(
         strict=strict,
         forecasts=sys.stdout.isatty() and not as_json if forecast is None else forecast,
     )
-
-
-def _given(wanted: dict[str, str | None]) -> list[str]:
-    """Return the options that were given, as words of a command."""
-    return [word for name, value in wanted.items() if value is not None for word in (name, value)]
 
 
 @app.command(epilog="fedsrv metrics says what each figure is.")
@@ -349,7 +308,7 @@ def report(
             from fedmodels.errors import ConfigError
 
             raise ConfigError("--serve shows a page: leave out --json")
-        serve_page(runs, *_http_place(serve_at, "--serve", insecure), typer.echo)
+        serve_page(runs, *place_of(serve_at, "--serve", insecure), typer.echo)
         return
     from fedsrv.report.tables import report_command
 

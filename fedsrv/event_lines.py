@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from fedmodels.plugins import OURS
 from fedmodels.printable import bytes_text, duration, printable
 from fedmodels.times import LAST_WORDS_S, LINES_WITHIN_S
 from fedsrv.events import Event, EventLog
@@ -156,6 +157,10 @@ def committed_in(line: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
+LOGGERS = ("fedsrv", OURS)
+"""Of the coordinator and of its plugins: what they warn of is shown by a launcher."""
+
+
 class EventPrinter:
     """Tells what happens in a run, once clients can join."""
 
@@ -170,7 +175,8 @@ class EventPrinter:
         if self._names_address:
             print(f"listening on {address}", flush=True)
         if self._prints:
-            logging.getLogger("fedsrv").addHandler(self._notes)
+            for name in LOGGERS:
+                logging.getLogger(name).addHandler(self._notes)
         self._thread = threading.Thread(target=tell, args=(events, self._prints), daemon=True)
         self._thread.start()
         self.has_begun = True
@@ -184,7 +190,8 @@ class EventPrinter:
     def end(self) -> None:
         """Wait until the last event is told."""
         self._thread.join(LAST_WORDS_S)
-        logging.getLogger("fedsrv").removeHandler(self._notes)
+        for name in LOGGERS:
+            logging.getLogger(name).removeHandler(self._notes)
 
 
 class WarningsAsNotes(logging.Handler):

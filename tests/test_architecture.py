@@ -89,7 +89,7 @@ ROOMS = {
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
         "report",
-        "trained_models", "begin_from", "run_status", "event_lines", "engine", "tracking",
+        "trained_models", "begin_from", "run_status", "event_lines", "engine",
         "traces", "parts",
         "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
         "net_catalogue", "config_schema", "export", "run_queue", "commands",
@@ -100,7 +100,7 @@ ROOMS = {
         "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
-    "fedplugins": ("studies",),
+    "fedplugins": ("studies", "trackers"),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))

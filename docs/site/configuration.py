@@ -25,6 +25,7 @@ from fedmodels.config import scenario as scenarios
 from fedmodels.config.bounds import MAX_COUNT
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
+from fedmodels.config.part import parts_of_plugins
 from fedmodels.config.sent import kinds_of, tables_in
 from fedmodels.methods import names, variants_of
 from fedmodels.nets import net_names
@@ -63,7 +64,11 @@ TABLES = {
     "privacy": privacy.Privacy,
     "privacy.secure_sum": privacy.SecureSum,
     "deploy": deploy.Deploy,
-    "tracking": experiment.Tracking,
+    **{
+        name: tables_in(experiment.Experiment.model_fields[name].annotation)[0]
+        for part in parts_of_plugins()
+        for name in sorted(part.tables)
+    },
 }
 KINDS = tables_in(scenarios.Scenario)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import prometheus_client
 
 from fedcli.serving.figures import Figures
-from fedsrv.tracking.prometheus import Exporter
+from fedplugins.trackers.prometheus import Exporter
 
 PAGE = Path(__file__).parents[1] / "monitoring.md"
 TITLE = "## Every figure"

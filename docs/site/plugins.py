@@ -10,17 +10,26 @@ from typing import Any
 
 import typer
 
+from fedmodels.config.combinations import part_at
+from fedmodels.config.part import Part
 from fedmodels.plugins import OURS, offered
 
 
 def content() -> dict[str, Any]:
-    """Return the commands of all plugins that come with fedtide."""
+    """Return the commands of all plugins that come with fedtide, and their tables of a config."""
     brought: dict[str, dict[str, Any]] = {}
     for group in ("fedsrv.commands", "fedcli.commands"):
         for point in offered(group):
             if point.module.startswith(f"{OURS}."):
                 brings = brought.setdefault(point.name, {})
                 brings.setdefault("commands", []).extend(commands_of(point.load()))
+    for point in offered("fedtide.parts"):
+        part: Part = point.load()
+        if point.module.startswith(f"{OURS}.") and part.tables:
+            brings = brought.setdefault(point.name, {})
+            held = {name: part_at(f"{part.home}.{place}")() for name, place in part.tables.items()}
+            brings["tables"] = {name: table.model_dump(mode="json") for name, table in held.items()}
+            brings["beside"] = sorted(part.tables) if part.is_beside else []
     return brought
 
 

@@ -25,14 +25,6 @@ def _number_of_hosts(text: str) -> int | None:
     return int(text)
 
 
-MetricsPort = Annotated[
-    str | None,
-    typer.Option(metavar="PORT", help="Metrics for Prometheus; loopback unless HOST:PORT."),
-]
-Dashboard = Annotated[
-    str | None,
-    typer.Option(metavar="PORT", help="A live page of the run; loopback unless HOST:PORT."),
-]
 On = Annotated[
     str | None,
     typer.Option(metavar="PLACE", help="ray or ray://HEAD:PORT; by default this machine."),

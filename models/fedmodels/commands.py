@@ -133,7 +133,8 @@ def _set_panels(command: Any, name: str, ctx: Any) -> None:
     command.rich_help_panel = panel_of(name, COMMANDS) or command.rich_help_panel
     options = [one for one in command.get_params(ctx) if one.param_type_name == "option"]
     for option in options if len(options) > MANY else ():
-        option.rich_help_panel = panel_of(max(option.opts, key=len), OPTIONS)
+        listed = panel_of(max(option.opts, key=len), OPTIONS)
+        option.rich_help_panel = listed or option.rich_help_panel
 
 
 def _noted(option: Any, consume: Callable[..., tuple[Any, Any]], *given: Any) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ Panels = Mapping[str, Sequence[str]]
 
 COMMANDS: Panels = {
     "Run": ("init", "launch", "serve", "join", "relay", "submit", "queue", "forecast"),
-    "Results": ("report", "predict", "export", "serve-model", "rollback", "lineage", "track"),
+    "Results": ("report", "predict", "export", "serve-model", "rollback", "lineage"),
     "Watch": ("status", "watch", "health"),
     "Steer a run": ("exclude", "retire", "set-aside", "classes", "close"),
     "Data": (
@@ -37,7 +37,7 @@ OPTIONS: Panels = {
         "--show-tensors",
     ),
     "TLS": ("--tls-ca", "--tls-cert", "--tls-key", "--tls-client-ca", "--tls-crl", "--insecure"),
-    "Watching": ("--metrics-port", "--dashboard", "--quiet", "--log-level", "--json"),
+    "Watching": ("--dashboard", "--quiet", "--log-level", "--json"),
     "Ray": ("--on", "--host-cpus", "--host-gpus", "--node-dir"),
 }  # fmt: skip
 """The options of commands that have many."""

@@ -19,6 +19,8 @@ from typing import Any
 OURS = "fedplugins"
 """The package in which plugins of our own stand."""
 GROUPS: Mapping[str, str] = {
+    "fedtide.parts": "a Part of fedmodels.config.part: what a config may leave out",
+    "fedtide.watchers": "a Watcher of fedsrv.commands.watchers: an option of serve and launch",
     "fedsrv.commands": "a Typer app, whose commands fedsrv has",
     "fedcli.commands": "a Typer app, whose commands fedcli has",
 }

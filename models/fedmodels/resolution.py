@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from fedmodels.code_names import is_own
 from fedmodels.config.combinations import check_combinations, part_at, parts_on, refusals
 from fedmodels.config.experiment import ClientsNet, Experiment, MethodTable, NetTable
+from fedmodels.config.part import without_gone
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, suggestion
 
@@ -38,7 +39,7 @@ def experiment_of(
         ConfigError: names the key, what it may be and the nearest known one.
     """
     with _told_of(source, tables):
-        experiment = Experiment.model_validate(tables)
+        experiment = Experiment.model_validate(without_gone(tables))
         check_combinations(experiment)
         from fedmodels.methods import make, settings_of  # methods import torch: only when used
         from fedmodels.nets import check_net
@@ -54,7 +55,7 @@ def experiment_of(
         _check_method_fits(experiment, method)
         for part in parts_on(experiment):
             if part.settles:
-                experiment = part_at(f"fedmodels.{part.settles}")(experiment, method)
+                experiment = part_at(part.at("settles"))(experiment, method)
     resolved = MethodTable(name=table.name, code_sha256=table.code_sha256, **settings)
     return experiment.model_copy(update={"method": resolved})
 
@@ -107,7 +108,8 @@ def received_experiment(
     """
     from fedmodels.usual import without_unknown
 
-    experiment = experiment_of(without_unknown(without_places(tables), usual), source, code)
+    known = without_gone(without_unknown(without_places(tables), usual), is_received=True)
+    experiment = experiment_of(known, source, code)
     if experiment.net.weights_sha256 is None:
         return experiment
     from fedmodels.training.initial_weights import with_own_weights  # it imports torch

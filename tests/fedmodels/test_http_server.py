@@ -10,15 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from urllib.parse import urlsplit
 
 import pytest
 
 from fedmodels import http_server
-from fedmodels.errors import ConfigError
 from fedmodels.http_server import MAX_BYTES, PageServer, Response
-from fedsrv.events import EventLog
-from fedsrv.tracking.prometheus import export
 
 Connect = Callable[[], socket.socket]
 
@@ -140,20 +136,3 @@ def test_a_server_that_is_told_to_end_before_it_has_begun_ends():
 
 def test_a_machine_may_be_asked_by_its_name(address):
     assert got(address, Host=socket.gethostname()) == 200
-
-
-def test_the_page_of_prometheus_has_the_same_checks():
-    pytest.importorskip("prometheus_client")
-    events = EventLog()
-    end = export(events, "127.0.0.1", 0)
-    url = urlsplit(events._kept[0].detail["url"])
-    assert url.hostname is not None
-    assert url.port is not None
-    place = (url.hostname, url.port)
-    assert got(place, url.path) == 200
-    assert got(place, url.path, Host="evil.example") == 421
-    assert got(place, url.path, "POST") == 405
-    assert got(place, "/config.toml") == 404
-    with pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: .*give another port"):
-        export(EventLog(), *place)
-    end()

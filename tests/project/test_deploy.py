@@ -16,7 +16,7 @@ from yaml import safe_load
 import fedsrv.cli
 from fedcli.serving.figures import Figures
 from fedmodels.config_file import parse_experiment
-from fedsrv.tracking.prometheus import Exporter
+from fedplugins.trackers.prometheus import Exporter
 from tests.conftest import script_of
 
 ROOT = Path(__file__).parent.parent.parent

@@ -10,17 +10,15 @@ from collections.abc import Iterable
 
 import pytest
 
-from fedmodels.config.combinations import LISTED, ROOMS
+from fedmodels.config.combinations import LISTED
+from fedmodels.config.part import ROOMS
 from fedtide.testing.trial import tiny_experiment
 from tests.sizes import CORE, ROOT, sources
 from tests.test_architecture import MODULES
 
 PLAIN = tiny_experiment()
 HALVES = [
-    (f"{room}.{place}", part.is_on(PLAIN))
-    for part in LISTED
-    for side, room in ROOMS.items()
-    if (place := getattr(part, side))
+    (place, part.is_on(PLAIN)) for part in LISTED for side in ROOMS if (place := part.at(side))
 ]
 """Where each part stands, and whether a plain run asks for it."""
 NAMED: dict[str, tuple[str, str, str]] = {
@@ -111,19 +109,12 @@ NAMED: dict[str, tuple[str, str, str]] = {
         fedsrv/state/ledger.py fedsrv/state/recovery.py fedsrv/state/store.py
         """,
     ),
-    "trackers": (
-        r"/tracking/|parts/trackers|commands/track\b",
-        r"fedsrv\.tracking|\.tracking\b|Trackers",
-        """
-        fedmodels/config/combinations.py fedsrv/cli.py
-        """,
-    ),
     "report": (
         r"fedsrv/report/",
         r"fedsrv\.report",
         """
         fedsrv/cli.py fedsrv/dashboard/live.py fedsrv/launch/launcher.py fedsrv/launch/progress.py
-        fedsrv/tracking/trackers.py fedtide/runs.py
+        fedtide/runs.py
         """,
     ),
     "page server": (
@@ -131,7 +122,6 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"http_server|PageServer|fedsrv\.dashboard",
         """
         fedcli/serving/figures.py fedcli/serving/model_server.py fedsrv/cli.py
-        fedsrv/tracking/prometheus.py
         """,
     ),
     "clusters": (

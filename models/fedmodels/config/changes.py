@@ -15,8 +15,8 @@ from fedmodels.errors import ConfigError
 
 def changeable(experiment: Experiment) -> Mapping[str, str]:
     """Return the keys that ``--resume`` may change as one of a run's parts says; mostly none."""
-    places = (part.resumes for part in parts_on(experiment) if part.resumes)
-    return next((part_at(f"fedmodels.{place}") for place in places), {})
+    places = (part.at("resumes") for part in parts_on(experiment) if part.resumes)
+    return next(map(part_at, places), {})
 
 
 def is_among(key: str, keys: Iterable[str]) -> bool:

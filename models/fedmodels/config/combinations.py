@@ -1,8 +1,9 @@
 """The one table of parts: what switches each on, where its code stands, and who goes with whom.
 
-A part is one capability that a config can leave out. No other file lists parts: coordinators and
-clients ask for their halves (:func:`halves_of`), and a module is imported where a config asks for
-it.
+A part is one capability that a config can leave out. No other file lists parts of the core, and
+those of plugins join the list (:mod:`fedmodels.plugins`): coordinators and clients ask for their
+halves (:func:`halves_of`), and a module is imported where a config asks for it.
+
 Two parts whose pair stands in no table here go together, and a test runs each such pair. What a
 part needs of its own keys (numbers, files) its own section checks. docs/combinations.md is written
 from these tables.
@@ -12,57 +13,14 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from fedmodels.config.bounds import Refusal
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.part import Part, Side, in_their_places, parts_of_plugins
 from fedmodels.config.schedule import FEW_HAVE_NEW
 from fedmodels.errors import ConfigError
-
-Side = Literal["server", "client", "shared"]
-ROOMS: Mapping[Side, str] = {
-    "server": "fedsrv.parts", "client": "fedcli.parts", "shared": "fedmodels",
-}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Part:
-    """One capability that a config may leave out."""
-
-    name: str
-    keys: str
-    """What switches it on, as a config has it; empty for what is always there."""
-    is_on: Callable[[Experiment], bool] = lambda experiment: True
-    page: str = ""
-    """File under ``docs/`` that tells of it."""
-    check: Callable[[Experiment], None] = lambda experiment: None
-    """Checks its own numbers, while it is on."""
-    server: str = ""
-    """Module and class of its half at the coordinator, below ``fedsrv.parts``."""
-    client: str = ""
-    """Of its half at a client, below ``fedcli.parts``."""
-    shared: str = ""
-    """Of what both halves know of it (how tensors travel, what clients keep), below
-    ``fedmodels``."""
-    tells: tuple[str, ...] = ()
-    """The figures that clients report of a training for it; a method's own have other names."""
-    settles: str = ""
-    """Function below ``fedmodels`` that refuses a method, or settles keys by it: it takes the
-    experiment and the method, and returns the experiment."""
-    changes: Mapping[str, str] = field(default_factory=dict)
-    """The keys of it, or tables, that may change while a run goes on, and what a change is for."""
-    resumes: str = ""
-    """Mapping below ``fedmodels`` of all keys that ``--resume`` may change in a run of it."""
-    fits: str = ""
-    """Function below ``fedmodels`` that refuses a method and the facts of a run."""
-    refuses: str = ""
-    """The refusals of its pairs below ``fedmodels``, where its section has them."""
-    is_beside: bool = False
-    """Whether its table decides nothing of what clients train and upload."""
-    sample: Mapping[str, Any] = field(default_factory=dict)
-    """The tables of a small config that switches it on, with which tests try a plugin's part."""
 
 
 def _covers_inputs(e: Experiment) -> None:
@@ -83,7 +41,7 @@ def _scores_rounds(e: Experiment) -> None:
         raise ConfigError(f"[schedule] {e.schedule.stops} looks at scored rounds: let every be 1")
 
 
-LISTED: tuple[Part, ...] = (
+OF_THE_CORE: tuple[Part, ...] = (
     Part("poisson sampling", '[schedule] sampling = "poisson"',
          lambda e: e.schedule.sampling == "poisson", "differential-privacy.md"),
     Part("weighted sampling", '[schedule] sampling = "weighted"',
@@ -189,8 +147,6 @@ LISTED: tuple[Part, ...] = (
          "metrics.md", server="prequential:PrequentialScores",
          client="prequential:TestThenTrain", shared="parts.prequential:Prequential",
          tells=("prequential",)),
-    Part("trackers", "[tracking]", lambda e: e.tracking.is_on, "operations.md",
-         server="trackers:Trackers", is_beside=True),
     Part("probabilities", "[evaluate] probabilities",
          lambda e: e.evaluate.probabilities, "metrics.md",
          client="probabilities:ProbabilityScores"),
@@ -225,7 +181,8 @@ LISTED: tuple[Part, ...] = (
     Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
     Part("forgetting", "fedsrv serve --resume --forget", lambda e: False, "operations.md"),
 )  # fmt: skip
-"""All parts, in the order of every seam (``ServerPart``, ``ClientPart``, ``SharedPart``).
+"""The parts of the core. With those of plugins they stand in the order of every seam
+(``ServerPart``, ``ClientPart``, ``SharedPart``).
 
 The order counts where parts change one thing: a robust rule gives its result before noise is added
 to it, noise forgets how far single uploads lie from others before odd ones are looked for, clients
@@ -233,6 +190,8 @@ add noise before they compress a difference, masks come last, and what is live i
 drift moves the net. What arrives meets the parts in the opposite order. Relays and forgetting are
 no keys: clients join through the one, and an operator asks for the other.
 """
+LISTED: tuple[Part, ...] = in_their_places(OF_THE_CORE, parts_of_plugins())
+"""All parts, those of plugins among them, in that order."""
 PARTS: Mapping[str, Part] = {part.name: part for part in LISTED if part.keys}
 """The parts that a config switches on, in the order of the page; the others are always there."""
 BESIDE = frozenset(part.keys.strip("[]") for part in LISTED if part.is_beside)
@@ -254,8 +213,8 @@ def halves_of(experiment: Experiment, side: Side) -> Iterator[Any]:
     Raises:
         ConfigError: this installation lacks one of them.
     """
-    places = (getattr(part, side) for part in parts_on(experiment))
-    yield from (part_at(f"{ROOMS[side]}.{place}") for place in dict.fromkeys(filter(None, places)))
+    places = (part.at(side) for part in parts_on(experiment))
+    yield from map(part_at, dict.fromkeys(filter(None, places)))
 
 
 def part_at(place: str) -> Any:
@@ -379,8 +338,8 @@ NEEDED: tuple[Refusal, ...] = (
 
 def refused_by(names: Collection[str]) -> list[Refusal]:
     """Return the refusals of pairs of some parts, and some others; sections are imported for it."""
-    places = dict.fromkeys(PARTS[name].refuses for name in names if name in PARTS)
-    of_sections = (part_at(f"fedmodels.{place}") for place in places if place)
+    places = dict.fromkeys(PARTS[name].at("refuses") for name in names if name in PARTS)
+    of_sections = (part_at(place) for place in places if place)
     return [*REFUSED, *itertools.chain.from_iterable(of_sections)]
 
 

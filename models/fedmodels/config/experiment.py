@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.bounds import CodeName, Count, CountDetail, Place, StrictTable, TableAt
 from fedmodels.config.evaluate import Evaluate
+from fedmodels.config.part import with_plugins
 from fedmodels.config.schedule import Schedule, Trigger
 from fedmodels.config.server import Server
 from fedmodels.config.training import OF_CLASSES, OF_NUMBERS, ServerOptimizer, Training
@@ -134,43 +135,6 @@ class MethodTable(BaseModel):
         return dict(self.model_extra or {})
 
 
-class Tracking(StrictTable):
-    """``[tracking]``: where else the numbers go."""
-
-    tensorboard: bool = False
-    """Write metrics to OUT/tensorboard as they come; needs the extra ``tensorboard``."""
-    mlflow: bool = False
-    """Log metrics to ``$MLFLOW_TRACKING_URI``, or OUT/mlflow.db; needs the extra ``mlflow``. A
-    resumed run goes on in the same run of MLflow. A finished one leaves its page and the server's
-    model there."""
-    wandb: bool = False
-    """Log metrics to Weights & Biases, as its environment says; needs the extra ``wandb``. A
-    resumed run has the same id there. A finished one leaves its page and the server's model."""
-    name: Annotated[str, Field(max_length=100)] = ""
-    """What MLflow and Weights & Biases call the run; by default as its directory is called."""
-    clients: bool = False
-    """Tell TensorBoard and MLflow each client's loss and accuracies, too, once the run ends or
-    stops."""
-    model: Annotated[str, Field(pattern=r"^[\w .-]{0,100}$")] = ""
-    """The name under which a finished run registers the server's model at MLflow, a version each
-    time; by default the model is logged and not registered."""
-
-    @model_validator(mode="after")
-    def _check_wanted(self) -> Tracking:
-        if self.name and not (self.mlflow or self.wandb):
-            raise ValueError("name is for mlflow = true or wandb = true")
-        if self.clients and not (self.mlflow or self.tensorboard):
-            raise ValueError("clients is for mlflow = true or tensorboard = true")
-        if self.model and not self.mlflow:
-            raise ValueError("model is for mlflow = true")
-        return self
-
-    @property
-    def is_on(self) -> bool:
-        """Whether numbers go anywhere else."""
-        return self.tensorboard or self.mlflow or self.wandb
-
-
 class Experiment(StrictTable):
     """A whole config file, resolved: every key has its value."""
 
@@ -188,7 +152,6 @@ class Experiment(StrictTable):
     server_optimizer: ServerOptimizer | None = None
     compression: Compression | None = None
     privacy: Privacy | None = None
-    tracking: Tracking = Tracking()
     deploy: Deploy | None = None
 
     @model_validator(mode="after")
@@ -356,3 +319,7 @@ class Experiment(StrictTable):
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved experiment as plain values; parsing it again is the same run."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+if not TYPE_CHECKING:  # types know the core's own tables alone
+    Experiment = with_plugins(Experiment)

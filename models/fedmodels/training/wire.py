@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 
-from fedmodels.config.combinations import LISTED, ROOMS, part_at, parts_on
+from fedmodels.config.combinations import LISTED, part_at, parts_on
 from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
@@ -92,13 +92,13 @@ def check_fits(method: Method, run: RunFacts) -> None:
     """Check that the parts of a run take its method; raise ConfigError."""
     for part in parts_on(run.experiment):
         if part.fits:
-            part_at(f"{ROOMS['shared']}.{part.fits}")(method, run)
+            part_at(part.at("fits"))(method, run)
 
 
 def sections_off(experiment: Experiment) -> tuple[str, ...]:
     """Return the prefixes of what clients may have kept of parts that are off by now."""
     off = (part for part in LISTED if part.changes and part.shared and not part.is_on(experiment))
-    return tuple(part_at(f"{ROOMS['shared']}.{part.shared}").section for part in off)
+    return tuple(part_at(part.at("shared")).section for part in off)
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from fedmodels.config.places import check_address, check_gpu, gpu_of, http_place
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, RunFailed
 from fedmodels.resolution import experiment_of
-from fedsrv.cli import _watchers
 from fedsrv.cli import main as fedsrv
+from fedsrv.commands.watchers import wanted
 from fedsrv.coordinator import Listen, serve, write_facts
 from fedsrv.events import EventLog
 from fedsrv.launch.launcher import check_resumed, check_start, show_end
 from fedsrv.launch.progress import JsonProgress, PlainLines
 from fedsrv.state.run_directory import beginning, launching
-from fedsrv.tracking import trackers
 from fedtide.inprocess import launch_in_process
 from tests.conftest import TABLES, tiny_experiment
 
@@ -165,15 +164,6 @@ def test_a_server_and_a_client_that_cannot_be(config, tmp_path, capsys, monkeypa
     status, said = status_of(fedcli, capsys, monkeypatch, *join)
     assert (status, "--server 'coordinator' is not HOST:PORT" in said) == (2, True), said
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.toml"]
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
-def test_a_missing_extra_is_said_first(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    experiment = tiny_experiment(tracking={name: True})
-    with pytest.raises(ConfigError, match=f"pip install '{name}>="):
-        serve(experiment, tmp_path / "run", LOOPBACK)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_server_that_cannot_listen_leaves_nothing(tmp_path):
@@ -378,7 +368,7 @@ def test_a_schedule_that_cannot_be_is_said_before_anything_is_written(
     [("8080", False), ("localhost:80", False), ("[::1]:80", False), ("0.0.0.0:80", True)],
 )
 def test_a_page_may_be_here_or_where_it_is_meant(place, insecure):
-    assert len(_watchers(None, place, Path("run"), insecure)) == 1
+    assert len(wanted({"--dashboard": place}, Path("run"), insecure)) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from fedsrv.events import EventLog
 def printed(prints, capsys):
     """Return the notes that a coordinator prints, which warns of one thing, before and after."""
     telling, events = EventPrinter(names_address=False, prints=prints), EventLog()
-    log = logging.getLogger("fedsrv.tracking.trackers")
+    log = logging.getLogger("fedplugins.trackers.trackers")
     telling.begin("here", events)
     events.tell("note", line="an event")
     events.close()

@@ -26,6 +26,7 @@ from fedmodels.errors import ArchiveError, ConfigError, FedtideError, pip_line
 from fedmodels.files import read_regular, write_atomically
 from fedmodels.printable import without_passwords
 from fedmodels.times import CLOSE_S
+from fedplugins.trackers.table import tracking_of
 from fedsrv.events import Ending, EventLog
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_record import leaves_of, numbers, read_run, table
@@ -91,7 +92,7 @@ class MLflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI")
         place = None if uri else (out / "mlartifacts").resolve().as_uri()
         self._uri = uri = uri or f"sqlite:///{(out / 'mlflow.db').resolve()}"
-        self._model = experiment.tracking.model
+        self._model = tracking_of(experiment).model
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         known = self._client.get_experiment_by_name(PROJECT)
         within = known.experiment_id if known else self._client.create_experiment(PROJECT, place)
@@ -105,7 +106,7 @@ class MLflow:
                 self._client.set_tag(self._run, name, settings[name])  # parameters never change
         else:
             made = self._client.create_run(
-                within, tags={TAG: run_id}, run_name=experiment.tracking.name or out.name
+                within, tags={TAG: run_id}, run_name=tracking_of(experiment).name or out.name
             )
             self._run = made.info.run_id
             for name, value in settings.items():
@@ -123,7 +124,7 @@ class MLflow:
         for file in results() if results else ():
             self._client.log_artifact(self._run, str(file))
             if file.name == GLOBAL:
-                from fedsrv.tracking.mlflow_model import log_model
+                from fedplugins.trackers.mlflow_model import log_model
 
                 log_model(self._client, self._uri, self._run, file, self._model)
         self._client.set_terminated(self._run, "KILLED" if results is None else "FINISHED")
@@ -136,7 +137,7 @@ class WandB:
         self._wandb = importlib.import_module("wandb")
         self._run: Any = self._wandb.init(
             project=PROJECT,
-            name=experiment.tracking.name or out.name,
+            name=tracking_of(experiment).name or out.name,
             dir=str(out),
             id=run_id,
             resume="allow",
@@ -171,7 +172,7 @@ OF_CLIENTS = ("tensorboard", "mlflow")
 
 def wanted(experiment: Experiment) -> list[str]:
     """Return the names of the trackers that a config asks for."""
-    return [name for name in TRACKERS if getattr(experiment.tracking, name)]
+    return [name for name in TRACKERS if getattr(tracking_of(experiment), name)]
 
 
 def check_installed(experiment: Experiment) -> None:
@@ -195,7 +196,7 @@ def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> E
         ConfigError: one of them is not installed, or cannot begin.
     """
     sinks = [
-        Sink(name, _begun(name, experiment, out, run_id), out, experiment.tracking.clients)
+        Sink(name, _begun(name, experiment, out, run_id), out, tracking_of(experiment).clients)
         for name in wanted(experiment)
     ]
     threads = [
@@ -232,7 +233,7 @@ def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -
     said, failed = [], []
     for name in names:
         tracker = _begun(name, experiment, out, run_id)
-        sink = Sink(name, tracker, out, experiment.tracking.clients)
+        sink = Sink(name, tracker, out, tracking_of(experiment).clients)
         try:
             sink.catch_up()
             sink.close(read_run(out).is_finished)

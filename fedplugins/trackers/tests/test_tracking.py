@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 import urllib.request
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -15,17 +16,19 @@ import tomli_w
 import fedtide
 from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
+from fedplugins.trackers import trackers
+from fedplugins.trackers.prometheus import Exporter, export
+from fedplugins.trackers.trackers import TRACKERS, results_of, track
 from fedsrv import cli
+from fedsrv.coordinator import Listen, serve
 from fedsrv.events import Event, EventLog, EventQueue
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.run_record import leaves_of
 from fedsrv.state.store import Store
-from fedsrv.tracking import trackers
-from fedsrv.tracking.prometheus import Exporter, export
-from fedsrv.tracking.trackers import TRACKERS, results_of, track
 from fedsrv.trained_models import global_model
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
+from tests.fedmodels.test_http_server import got
 
 
 class Recorder:
@@ -539,3 +542,29 @@ def test_without_prometheus_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="pip install 'prometheus-client>="):
         export(EventLog(), "127.0.0.1", 0)
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+def test_a_missing_extra_is_said_first(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
+    experiment = tiny_experiment(tracking={name: True})
+    with pytest.raises(ConfigError, match=f"pip install '{name}>="):
+        serve(experiment, tmp_path / "run", Listen("127.0.0.1:0"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_page_of_prometheus_has_the_same_checks():
+    pytest.importorskip("prometheus_client")
+    events = EventLog()
+    end = export(events, "127.0.0.1", 0)
+    url = urlsplit(events._kept[0].detail["url"])
+    assert url.hostname is not None
+    assert url.port is not None
+    place = (url.hostname, url.port)
+    assert got(place, url.path) == 200
+    assert got(place, url.path, Host="evil.example") == 421
+    assert got(place, url.path, "POST") == 405
+    assert got(place, "/config.toml") == 404
+    with pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: .*give another port"):
+        export(EventLog(), *place)
+    end()

@@ -10,7 +10,7 @@ import typer
 track_app = typer.Typer()
 
 
-@track_app.command()
+@track_app.command(rich_help_panel="Results")
 def track(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
     to: Annotated[
@@ -30,8 +30,8 @@ def track(
     """
     from fedmodels.config_file import read_experiment
     from fedmodels.errors import ConfigError, suggestion
+    from fedplugins.trackers.trackers import TRACKERS, send, wanted
     from fedsrv.state.run_directory import reading, refuse_in_use
-    from fedsrv.tracking.trackers import TRACKERS, send, wanted
 
     if not (run / "run.db").is_file():
         raise ConfigError(f"{run} holds no run: name the directory that --out made")

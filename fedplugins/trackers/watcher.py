@@ -1,0 +1,20 @@
+"""The option ``--metrics-port`` of ``serve`` and ``launch``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsrv.commands.watchers import Watcher
+
+if TYPE_CHECKING:
+    from fedsrv.events import Ending, EventLog
+
+
+def _export(events: EventLog, run: Path, host: str, port: int) -> Ending:
+    from fedplugins.trackers.prometheus import export
+
+    return export(events, host, port)
+
+
+METRICS = Watcher("--metrics-port", "Metrics for Prometheus; loopback unless HOST:PORT.", _export)

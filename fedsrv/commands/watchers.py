@@ -1,0 +1,111 @@
+"""What follows the events of a run by an option of ``serve`` and ``launch``: a page, or metrics."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedmodels.errors import ConfigError
+from fedmodels.plugins import loaded
+
+if TYPE_CHECKING:
+    from fedsrv.events import Ending, EventLog
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """Something that is served over HTTP beside a run, at a port that an option names."""
+
+    option: str
+    help: str
+    begin: Callable[[EventLog, Path, str, int], Ending]
+    """Serves it, by the events and the directory of a run, at a host and a port, and returns what
+    ends that. It may raise a ConfigError: the place cannot be used, or a package is missing."""
+
+    @property
+    def parameter(self) -> Parameter:
+        """The option, as a parameter of a command."""
+        about = typer.Option(
+            self.option, metavar="PORT", help=self.help, rich_help_panel="Watching"
+        )
+        name = self.option.strip("-").replace("-", "_")
+        return Parameter(
+            name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, about]
+        )
+
+
+def _live_page(events: EventLog, run: Path, host: str, port: int) -> Ending:
+    from fedsrv.dashboard.live import show
+
+    return show(events, run, host, port)
+
+
+DASHBOARD = Watcher("--dashboard", "A live page of the run; loopback unless HOST:PORT.", _live_page)
+
+
+@functools.cache
+def watchers() -> tuple[Watcher, ...]:
+    """Return all watchers, those of plugins first."""
+    return (*loaded("fedtide.watchers"), DASHBOARD)
+
+
+def with_watchers(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the option of each watcher; ``watched`` gets the places that are given."""
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        places = {w.option: given.pop(w.parameter.name) for w in watchers()}
+        watched = {option: place for option, place in places.items() if place is not None}
+        command(**given, watched=watched)
+
+    form = inspect.signature(command, eval_str=True)
+    kept = [one for one in form.parameters.values() if one.name != "watched"]
+    further = [watcher.parameter for watcher in watchers()]
+    run.__signature__ = form.replace(parameters=[*kept, *further])  # type: ignore[attr-defined]
+    return run
+
+
+def wanted(
+    watched: Mapping[str, str], run: Path, insecure: bool
+) -> list[Callable[[EventLog], Ending]]:
+    """Return what follows a run's events, by the places that options name.
+
+    Raises:
+        ConfigError: a place is none, or other machines reach it and ``insecure`` is not given.
+    """
+
+    def follow(watcher: Watcher, host: str, port: int, events: EventLog) -> Ending:
+        return watcher.begin(events, run, host, port)
+
+    return [
+        functools.partial(
+            follow, watcher, *place_of(watched[watcher.option], watcher.option, insecure)
+        )
+        for watcher in watchers()
+        if watcher.option in watched
+    ]
+
+
+def place_of(text: str, option: str, insecure: bool) -> tuple[str, int]:
+    """Return the host and port of a page: it has no TLS and asks nobody who they are.
+
+    Raises:
+        ConfigError: it is none, or other machines reach it and ``insecure`` is not given.
+    """
+    from fedmodels.config.places import http_place
+    from fedpb.channels import is_loopback
+
+    host, port = http_place(text, option)
+    if not insecure and not is_loopback(f"[{host}]" if ":" in host else host):
+        raise ConfigError(
+            f"{option} {text} can be reached from other machines without TLS; give the port alone "
+            "for this machine, or --insecure"
+        )
+    return host, port

@@ -1,0 +1,119 @@
+"""What a plugin's part adds to a config, and what becomes of it where the plugin is gone."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from fedmodels import plugins
+from fedmodels.config import part as module
+from fedmodels.config.bounds import Place, StrictTable
+from fedmodels.config.combinations import OF_THE_CORE
+from fedmodels.config.experiment import Experiment
+from fedmodels.config.part import (
+    Part,
+    in_their_places,
+    parts_of_plugins,
+    with_plugins,
+    without_gone,
+)
+from fedmodels.config.sent import table_in, without_places
+from fedmodels.errors import ConfigError
+from fedmodels.resolution import received_experiment
+from fedsrv.catalogue import meanings_of
+from tests.conftest import TABLES
+
+
+def test_places_are_below_a_room_of_the_core_or_below_the_plugin():
+    ours = Part("a", "[a]", server="a:Half", client="a:Half", shared="t.a:Half", fits="t.a:fits")
+    assert ours.at("server") == "fedsrv.parts.a:Half"
+    assert ours.at("client") == "fedcli.parts.a:Half"
+    assert ours.at("shared") == "fedmodels.t.a:Half"
+    assert ours.at("fits") == "fedmodels.t.a:fits"
+    assert ours.at("settles") == ""
+    brought = Part("b", "[b]", server="half:Half", fits="half:fits", home="fedplugins.b")
+    assert brought.at("server") == "fedplugins.b.half:Half"
+    assert brought.at("fits") == "fedplugins.b.half:fits"
+
+
+def test_a_part_of_a_plugin_stands_behind_the_one_that_it_names():
+    a, b = Part("a", ""), Part("b", "")
+    after_a, last = Part("c", "", after="a"), Part("d", "", after="nobody")
+    assert [p.name for p in in_their_places([a, b], [after_a, last])] == ["a", "c", "b", "d"]
+
+
+class Sounds(StrictTable):
+    """``[sounds]``."""
+
+    on: bool = False
+    """Whether."""
+    file: Place = None
+    """Which."""
+
+
+@pytest.fixture
+def sounding(monkeypatch) -> type[Experiment]:
+    """Return the class of a config with the table of a plugin."""
+    of_plugin = ModuleType("of_a_plugin.table")
+    of_plugin.Sounds = Sounds
+    monkeypatch.setitem(sys.modules, "of_a_plugin.table", of_plugin)
+    part = Part("sounds", "[sounds]", home="of_a_plugin", tables={"sounds": "table:Sounds"})
+    monkeypatch.setattr(module, "parts_of_plugins", lambda: (part,))
+    return with_plugins(Experiment)
+
+
+def test_a_table_of_a_plugin_has_its_defaults_and_sends_no_path(sounding):
+    assert sounding.model_validate(TABLES).sounds == Sounds()
+    given = {**TABLES, "sounds": {"on": True, "file": "/a/place"}}
+    assert sounding.model_validate(given).sounds == Sounds(on=True, file="/a/place")
+    assert without_places(given, sounding)["sounds"] == {"on": True}
+    assert (sounding.__name__, sounding.__doc__) == ("Experiment", Experiment.__doc__)
+
+
+@pytest.fixture
+def gone(monkeypatch) -> None:
+    """Have the plugin of ``[sounds]`` be one of fedtide's whose folder was deleted."""
+    brings = {"tables": {"sounds": {"on": False, "level": 2}}, "beside": ["sounds"]}
+    monkeypatch.setattr(plugins, "known", lambda: {"sounds": brings})
+    monkeypatch.setattr(module, "known", plugins.known)
+
+
+@pytest.mark.usefixtures("gone")
+@pytest.mark.parametrize(
+    ("given", "stays"), [({}, False), ({"on": False}, False), ({"on": False, "level": 2}, False)]
+)
+def test_a_table_of_a_plugin_that_is_gone_is_left_out_at_its_defaults(given, stays):
+    assert without_gone({"seed": 3, "sounds": given}) == {"seed": 3}
+
+
+@pytest.mark.usefixtures("gone")
+@pytest.mark.parametrize("given", [{"on": True}, {"on": 0}, {"loud": False}, True, [1]])
+def test_a_table_that_asks_for_a_plugin_that_is_gone_is_refused_by_its_name(given):
+    line = r"\[sounds\] is of the plugin sounds, which this installation lacks"
+    with pytest.raises(ConfigError, match=line):
+        without_gone({"sounds": given})
+
+
+@pytest.mark.usefixtures("gone")
+def test_a_client_does_without_a_table_that_decides_nothing_of_its_uploads():
+    sent = {**TABLES, "sounds": {"on": True}}
+    assert received_experiment(sent, "the server's", ()).method.name == TABLES["method"]["name"]
+    with pytest.raises(ConfigError, match="which this installation lacks"):
+        without_gone(sent)
+
+
+def test_the_core_has_no_part_of_a_plugin():
+    assert [part.name for part in OF_THE_CORE if part.home or part.tables or part.after] == []
+
+
+@pytest.mark.parametrize("part", parts_of_plugins(), ids=lambda part: part.name)
+def test_each_table_of_a_plugin_is_one_of_a_config_and_explained(part):
+    for name in part.tables:
+        field = Experiment.model_fields[name]
+        table = table_in(field.annotation, {})
+        assert table is not None, f"{name} would send its paths"
+        about = meanings_of(table)
+        assert {key for key in table.model_fields if not about.get(key)} == set()
+    assert part.home, "a plugin's places are below its package"
