@@ -33,7 +33,7 @@ from fedmodels.numerics.alarm_levels import ALPHA, ETA
 from fedmodels.numerics.data_drift import Summary, Watched, moved
 from fedmodels.numerics.data_drift_numbers import Numbers
 from fedmodels.position import Task
-from fedsrv.parts.drift import MEMORY, Seen
+from fedplugins.drift.server import MEMORY, Seen
 
 RECORDINGS = {"UCI HAR": "uci_har", "MotionSense": "motionsense", "WISDM": "wisdm"}
 LEVEL = ALPHA * ETA / MEMORY

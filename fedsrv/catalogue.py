@@ -24,6 +24,7 @@ from fedmodels.numerics.metric_tables import (
     EVERYONE,
     FIGURES,
     METRICS,
+    OF_PLUGINS,
     REPORTED,
     SCORES,
     VIEWS,
@@ -181,6 +182,7 @@ def metrics_markdown() -> str:
             ),
         ),
         ("What methods and clients report", _METRIC_HEADS, map(_cells, REPORTED)),
+        ("Figures of plugins", _METRIC_HEADS, map(_cells, OF_PLUGINS)),
         (
             "Views",
             ("view", "what is scored"),

@@ -9,10 +9,12 @@ import json
 from typing import Any
 
 import typer
+from pydantic import BaseModel
 
-from fedmodels.config.combinations import part_at
+from fedmodels.config.experiment import Experiment
 from fedmodels.config.part import Part
-from fedmodels.plugins import OURS, offered
+from fedmodels.config.sent import tables_in
+from fedmodels.plugins import OURS, offered, part_of
 
 
 def content() -> dict[str, Any]:
@@ -27,10 +29,16 @@ def content() -> dict[str, Any]:
         part: Part = point.load()
         if point.module.startswith(f"{OURS}.") and part.tables:
             brings = brought.setdefault(point.name, {})
-            held = {name: part_at(f"{part.home}.{place}")() for name, place in part.tables.items()}
+            held = {name: part_of(f"{part.home}.{place}")() for name, place in part.tables.items()}
             brings["tables"] = {name: table.model_dump(mode="json") for name, table in held.items()}
-            brings["beside"] = sorted(part.tables) if part.is_beside else []
+            brings["owns"] = [name for name, kind in held.items() if is_whole(name, kind)]
+            brings["beside"] = brings["owns"] if part.is_beside else []
     return brought
+
+
+def is_whole(name: str, added: BaseModel) -> bool:
+    """Tell whether a table is a plugin's own, and not keys that it adds to one of the core."""
+    return tables_in(Experiment.model_fields[name].annotation) == [type(added)]
 
 
 def commands_of(app: typer.Typer) -> list[str]:

@@ -33,7 +33,8 @@ from fedsrv.report.frame import group_runs
 from fedsrv.report.page import template
 from fedsrv.report.panels import (
     cells_of,
-    of_drift,
+    lines_of_plugins,
+    of_plugins,
     of_uploads,
     telling,
     unit_of,
@@ -113,7 +114,7 @@ class LivePage:
                 is_known=run.is_finished or status.whole > 0,
                 sites=self._sites,
                 charts=self._charts,
-                moved=[printable(line) for line in q.what_moved(run)[:MAX_MOVED]],
+                moved=[printable(line) for line in lines_of_plugins(run)[:MAX_MOVED]],
                 clients=table,
                 told=told,
                 metrics=one_column(run),
@@ -187,7 +188,7 @@ def charts_of(run: RunRecord) -> Iterator[Chart]:
     shares = {(client, at): weight for (at, client), weight in q.weight_vectors(run).items()}
     names = run.client_names
     yield cells_of("Who contributed", shares, "interaction", "client", y_names=names)
-    yield from of_drift(run)
+    yield from of_plugins(run)
     yield from of_uploads(run)
     moved = {way: q.spent(run, "bytes", way) for way in ("down", "up")}
     yield _lines("Bytes by interaction", moved, "interaction", "bytes", "bytes")

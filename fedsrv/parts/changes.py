@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.numerics import change
-from fedmodels.position import Round
+from fedmodels.position import Round, Task
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.engine.summary import Figures, by_task, has_tasks, is_scored_in
-from fedsrv.state.record import Record
+from fedsrv.state.record import ClientRow, Record
 from fedsrv.state.run_record import present_task
 
 
 class Changes(ServerPart):
-    """Tells what changes cost, and how soon they were told."""
+    """Tells what changes cost."""
 
     def figures(self) -> Mapping[str, Figures]:
         """Return what computes the figures of a run that has ended."""
@@ -26,36 +25,25 @@ class Changes(ServerPart):
 
 
 def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict[str, float]:
-    """Return what changes of a scenario's domains and concepts cost, and how soon they were told.
+    """Return what changes of a scenario's domains and concepts cost.
 
     Nothing where each round goes through all tasks.
     """
-    scenario = experiment.scenario
+    scenario, timelines = experiment.scenario, timelines_of(records, experiment)
     if scenario is None or experiment.schedule.order == "rounds_outer":
         return {}
-    view = "after_downlink" if is_scored_in(records, "after_downlink") else "global"
+    view, own_tasks = _view_of(records), experiment.schedule.own_tasks
     scored: dict[str, list[change.Scored]] = {}
-    last: dict[str, int] = {}
-    own_tasks = experiment.schedule.own_tasks
     began: dict[str, dict[int, Round]] = {}
-    alarms: dict[str, set[int]] = {}
+    latest: dict[str, int] = {}
     for record in records:
         began.setdefault("", {}).setdefault(record["task"], record["round"])
-        for client, row in record.get("clients", {}).items():
-            if not client.isdecimal():
-                continue
-            seen = {view: row.get("views", {}).get(view)}
-            present = row.get("task") if own_tasks else present_task(record, int(client), row, seen)
-            if present is not None:
-                last[client] = task = max(last.get(client, 0), present)
-                began.setdefault(client, {}).setdefault(task, record["round"])
-                if has_tasks(row, view):
-                    at = record["round"], task, by_task(row, view)
-                    scored.setdefault(client, []).append(at)
-        told: Any = record.get("drift", ())
-        for alarm in told:
-            alarms.setdefault(str(alarm["client"]), set()).add(alarm["task"])
-    timelines = {client: scenario.shown(int(client), end + 1) for client, end in last.items()}
+        for client, row, now in _present_clients(record, experiment, view):
+            latest[client] = task = max(latest.get(client, 0), now)
+            began.setdefault(client, {}).setdefault(task, record["round"])
+            if has_tasks(row, view):
+                at = record["round"], task, by_task(row, view)
+                scored.setdefault(client, []).append(at)
     recovered = [
         found for client, rows in scored.items()
         for found in change.recoveries(rows, timelines[client], began[client if own_tasks else ""])
@@ -68,17 +56,9 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
     if recovered:
         out["recovery_rounds"] = float(np.mean([rounds for rounds, _ in recovered]))
         out["recovered"] = float(np.mean([did for _, did in recovered]))
-    if any("input_drift_p" in row for r in records for row in r.get("clients", {}).values()):
-        each = [change.detections(alarms.get(c, ()), shown) for c, shown in timelines.items()]
-        delays = [delay for found, *_ in each for delay in found]
-        missed = sum(found for _, found, _, _ in each)
-        false, quiet = sum(f for _, _, f, _ in each), sum(q for _, _, _, q in each)
-        out |= {"drift_delay": float(np.mean(delays))} if delays else {}
-        out |= {"drift_missed": missed / (missed + len(delays))} if missed + len(delays) else {}
-        out |= {"drift_false_alarms": false / quiet} if quiet else {}
     if scenario.domains is not None:
         by_client = [
-            change.transfer_by_domain(rows, scenario.main_domains(int(client), last[client] + 1))
+            change.transfer_by_domain(rows, scenario.main_domains(int(client), latest[client] + 1))
             for client, rows in scored.items()
         ]
         for name, place in (("forgetting_domains", 0), ("backward_transfer_domains", 1)):
@@ -87,3 +67,33 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
             ]
             out |= {name: float(np.mean(means))} if means else {}
     return out
+
+
+def timelines_of(records: Sequence[Record], experiment: Experiment) -> dict[str, Sequence[object]]:
+    """Return what each client of a run showed, task by task; nothing where nothing changes."""
+    scenario, last = experiment.scenario, dict[str, int]()
+    if scenario is None or experiment.schedule.order == "rounds_outer":
+        return {}
+    view = _view_of(records)
+    for record in records:
+        for client, _, present in _present_clients(record, experiment, view):
+            last[client] = max(last.get(client, 0), present)
+    return {client: scenario.shown(int(client), task + 1) for client, task in last.items()}
+
+
+def _view_of(records: Sequence[Record]) -> str:
+    """Return by which view the tasks of a run are known."""
+    return "after_downlink" if is_scored_in(records, "after_downlink") else "global"
+
+
+def _present_clients(
+    record: Record, experiment: Experiment, view: str
+) -> Iterator[tuple[str, ClientRow, Task]]:
+    """Yield the clients of a record, the row of each, and its task, where that is known."""
+    for client, row in record.get("clients", {}).items():
+        if not client.isdecimal():
+            continue
+        own, seen = experiment.schedule.own_tasks, {view: row.get("views", {}).get(view)}
+        present = row.get("task") if own else present_task(record, int(client), row, seen)
+        if present is not None:
+            yield client, row, Task(present)

@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from fedmodels.charts import Chart, Spread
-from fedmodels.numerics.metric_tables import DRIFT_PARTS, FIGURES, metric
+from fedmodels.config.part import parts_of_plugins
+from fedmodels.numerics.metric_tables import FIGURES, metric
+from fedmodels.plugins import part_of
 from fedmodels.printable import Unit
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import main_metrics
@@ -164,8 +166,21 @@ def of_clients(group: SeedGroup) -> Charts:
         series = _by_view(group, partial(q.client_accuracy, name=figure))
         text = f"last {known.title} per client"
         yield Chart(text, "bars", series, "client", known.title, unit_of(figure), names)
-    yield from of_drift(group.runs[0])
+    yield from of_plugins(group.runs[0])
     yield from of_uploads(group.runs[0])
+
+
+def of_plugins(run: RunRecord) -> Charts:
+    """Yield the charts of a run that plugins' parts bring."""
+    for part in parts_of_plugins():
+        if part.panels:
+            yield from part_of(part.at("panels"))(run)
+
+
+def lines_of_plugins(run: RunRecord) -> list[str]:
+    """Return the lines on a run that plugins' parts bring."""
+    brought = (part_of(part.at("lines"))(run) for part in parts_of_plugins() if part.lines)
+    return [line for lines in brought for line in lines]
 
 
 def of_uploads(run: RunRecord) -> Charts:
@@ -177,15 +192,6 @@ def of_uploads(run: RunRecord) -> Charts:
     warned = {client: Spread(times) for client, times in q.warnings_of_client(run).items()}
     text = "uploads that stood out of their cohort"
     yield Chart(text, "bars", {"": warned} if warned else {}, "client", "uploads", "", names)
-
-
-def of_drift(run: RunRecord) -> Charts:
-    """Yield how far inputs and predictions of each client moved from those of earlier tasks."""
-    for part in DRIFT_PARTS:
-        text = f"how far {part}s moved from earlier tasks"
-        names = run.client_names
-        cells = q.by_client(run, f"{part}_drift")
-        yield cells_of(text, cells, "interaction", "client", y_names=names)
 
 
 def of_classes(group: SeedGroup) -> Charts:

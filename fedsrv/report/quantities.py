@@ -332,24 +332,6 @@ def warnings_of_client(run: RunRecord) -> dict[int, float]:
     )
 
 
-def what_moved(run: RunRecord) -> list[str]:
-    """Return a line for each alarm of drift, the newest first."""
-    alarms = [
-        (int(number(row.get("round"), index)) + 1, table(alarm))
-        for index, row in enumerate(run.rows)
-        if isinstance(several := row.get("drift"), list)
-        for alarm in several
-    ]
-    return [
-        f"round {at}, client {run.client_names.get(int(client), int(client))}, "
-        f"task {int(task)}: {line}"
-        for at, alarm in reversed(alarms)
-        if (client := number(alarm.get("client"))) is not None
-        and (task := number(alarm.get("task"))) is not None
-        and isinstance(line := alarm.get("line"), str)
-    ]
-
-
 def moments_of_change(run: RunRecord) -> dict[int, str]:
     """Return ``{first round of a task that shows other domains or concepts: for how many}``."""
     if run.setting("schedule.order") in (None, "rounds_outer"):

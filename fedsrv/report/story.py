@@ -17,7 +17,7 @@ from fedsrv.report.comparison import (
     main_metrics,
 )
 from fedsrv.report.frame import MIN_SEEDS, SeedGroup, rare_classes
-from fedsrv.report.panels import listed
+from fedsrv.report.panels import lines_of_plugins, listed
 from fedsrv.report.quantities import view_name
 from fedsrv.report.sites import how_apart
 from fedsrv.state.run_record import RunRecord, number, table
@@ -157,7 +157,7 @@ def _whose_uploads_stood_out(groups: Sequence[SeedGroup], name: str) -> Iterator
 
 def _whose_data_moved(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     for group in groups:
-        if lines := q.what_moved(group.runs[0]):
+        if lines := lines_of_plugins(group.runs[0]):
             more = f"; and {len(lines) - MAX_SAID} earlier ones" if len(lines) > MAX_SAID else ""
             said = "; ".join(printable(line) for line in lines[:MAX_SAID])
             yield f"{group.label}: data moved: {said}{more}."

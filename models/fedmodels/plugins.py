@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,11 +70,22 @@ def loaded(group: str) -> Iterator[Any]:
     return (point.load() for point in offered(group))
 
 
+def part_of(place: str) -> Any:
+    """Return what stands at a place of a plugin, ``module:name``."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
 @cache
 def known() -> Mapping[str, Mapping[str, Any]]:
     """Return what each plugin of our own brings, whether or not it is here."""
     stored: dict[str, dict[str, Any]] = json.loads(STORED.read_text("utf-8"))
     return stored
+
+
+def gone_plugins() -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the plugins of our own whose folder is gone, and what each would bring."""
+    return [(p.name, known()[p.name]) for p in plugins() if not p.is_here]
 
 
 def owner_of(kind: str, name: str) -> str | None:

@@ -85,14 +85,6 @@ NAMED: dict[str, tuple[str, str, str]] = {
         fedmodels/config/combinations.py fedmodels/config/server.py
         """,
     ),
-    "drift": (
-        r"parts/drift|data_drift|serving/served_inputs",
-        r"data_drift|evaluate\.drift|DriftMeter|parts\.drift|DRIFT_PARTS",
-        """
-        fedmodels/config/combinations.py fedmodels/numerics/metric_tables.py
-        fedsrv/report/panels.py
-        """,
-    ),
     "live models": (
         r"/serving/|parts/(deployment|kept_models)|runtime/deployed|config/deploy",
         r"\bDeployment\b|experiment\.deploy\b|\bDeployed\b",
@@ -206,7 +198,7 @@ def joins(address, events):
 
 served = serve(tiny_experiment(), Path("served"), Listen("127.0.0.1:0"), on_ready=joins)
 assert served["state_sha256"] == alone
-for name, table in {{"drift": {{"evaluate": {{"drift": True}}}}}}.items():
+for name, table in {{"early": {{"evaluate": {{"prequential": True}}}}}}.items():
     try:
         run_in_process(tiny_experiment(**table), data, Path(name))
     except FedtideError as error:
@@ -227,7 +219,7 @@ def test_a_plain_run_needs_no_module_of_a_part(tmp_path):
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert "the config asks for a part that this installation lacks: fedsrv.parts.drift" in (
+    assert "the config asks for a part that this installation lacks: fedsrv.parts.prequential" in (
         done.stdout
     )
 

@@ -298,8 +298,6 @@ NO_CLASSES = {
     "open runs": "open = true lets classes come to a run, and here there is none: leave it out",
     "class masks": "class_masks has no classes to mask: leave it out",
     "probabilities": "probabilities are of classes, and here figures tell more: leave it out",
-    "drift": "drift compares the mix of classes that are predicted, and here there is none: leave "
-             "it out",
     "prequential scores": "prequential tells an accuracy, and here there is none: leave it out",
 }  # fmt: skip
 """What does not go with ``[data.columns] target`` and ``labels``, and why."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import Count, Place, PositiveCount, StrictTable
+from fedmodels.config.part import with_keys
 
 View = Literal["global", "after_local", "after_downlink"]
 
@@ -61,16 +62,6 @@ class Evaluate(StrictTable):
     """Score the model that a client holds on each new task before it trains on it: a forward pass
     of all examples of the task, from a client's second task on. Test, then train: docs/metrics.md.
     """
-    drift: bool = False
-    """Let clients report how far the inputs and the predictions of a task moved from those of
-    earlier tasks (``input_drift``, ``prediction_drift``): a forward pass of at most 1000 test
-    examples for each task that is compared, and summaries of inputs in the private state. What is
-    beyond chance is a warning: docs/drift.md."""
-    drift_reference: Literal["first", "sliding"] | None = None
-    """What a task is compared with, beside the task before: the client's first tasks, which shows
-    slow drift (``first``, unless given), or its last ones."""
-    drift_window: Annotated[int, Field(ge=1, le=24)] | None = None
-    """How many tasks the reference has; 3 unless given."""
     select_by: Literal["f1", "accuracy"] = "f1"
     """What makes a round the best: mean macro-F1, or mean accuracy as FedAli's published code. With
     ``validation_share`` the scores are those of validation parts; ``best_…`` looks at test data
@@ -79,7 +70,7 @@ class Evaluate(StrictTable):
     @property
     def scored_by(self) -> str:
         """Return the key by which models are looked at with clients' examples; empty if none is."""
-        keys = {"views": self.views, "prequential": self.prequential, "drift": self.drift}
+        keys = {"views": self.views, "prequential": self.prequential}
         return next((f"[evaluate] {key}" for key, is_on in keys.items() if is_on), "")
 
     @property
@@ -88,16 +79,12 @@ class Evaluate(StrictTable):
         return self.batch_size or AT_ONCE
 
     @model_validator(mode="after")
-    def _drift_is_asked_for(self) -> Evaluate:
-        for key in ("drift_reference", "drift_window"):
-            if not self.drift and getattr(self, key) is not None:
-                raise ValueError(f"{key} says how drift is measured: set drift = true, or leave "
-                                 "it out")  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
     def _views_are_named_once(self) -> Evaluate:
         for view in self.views:
             if self.views.count(view) > 1:
                 raise ValueError(f"views names {view!r} twice; name it once")
         return self
+
+
+if not TYPE_CHECKING:  # types know the core's own keys alone
+    Evaluate = with_keys(Evaluate, "evaluate")

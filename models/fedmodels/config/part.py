@@ -5,17 +5,16 @@ A plugin's module with its part imports nothing else: it is loaded with every co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib import import_module
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, create_model
 
 from fedmodels.config.bounds import canonical
 from fedmodels.errors import ConfigError
-from fedmodels.plugins import gone, known, loaded, owner_of
+from fedmodels.plugins import gone, gone_plugins, loaded, part_of
 
 Side = Literal["server", "client", "shared"]
 ROOMS: Mapping[Side, str] = {
@@ -24,7 +23,7 @@ ROOMS: Mapping[Side, str] = {
 """Where the halves of the core's own parts are; its functions are below ``fedmodels`` as well."""
 Experiment = Any
 """Of :mod:`fedmodels.config.experiment`, which needs the tables of plugins and so this module."""
-Table = TypeVar("Table", bound=type[BaseModel])
+Table = TypeVar("Table", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,16 @@ class Part:
     """Of what both halves know of it: how tensors travel, what clients keep."""
     tells: tuple[str, ...] = ()
     """The figures that clients report of a training for it; a method's own have other names."""
+    computes: tuple[str, ...] = ()
+    """The figures that the coordinator computes for it; no method may have one of these names."""
+    figures: str = ""
+    """Of the definitions of both, a tuple of Metric."""
+    panels: str = ""
+    """Of the function that yields its charts of a report and of the live page, from a RunRecord."""
+    lines: str = ""
+    """Of the function that returns lines on a run, the newest first, from a RunRecord."""
+    draws: tuple[str, ...] = ()
+    """The purposes of the random numbers that it draws."""
     settles: str = ""
     """Of the function that refuses a method, or settles keys by it: it takes the experiment and
     the method, and returns the experiment."""
@@ -96,20 +105,32 @@ def in_their_places(listed: Sequence[Part], further: Iterable[Part]) -> tuple[Pa
     return tuple(placed)
 
 
-def with_plugins(table: Table) -> Table:
+def with_plugins(table: type[Table]) -> type[Table]:
     """Return the class of a whole config with the tables that plugins add, each at its defaults."""
-    fields: dict[str, Any] = {}
+    added = {name: kind for name, kind in _added() if name not in table.model_fields}
+    fields: dict[str, Any] = {name: (kind, kind()) for name, kind in added.items()}
+    return _made(table, (table,), fields) if fields else table
+
+
+def with_keys(table: type[Table], name: str) -> type[Table]:
+    """Return the class of a table of a config, of this name, with the keys that plugins add."""
+    further = tuple(kind for other, kind in _added() if other == name)
+    return _made(table, (*further, table), {}) if further else table
+
+
+def _added() -> Iterator[tuple[str, type[BaseModel]]]:
+    """Yield the tables that plugins add, or add keys to, and the class of each."""
     for part in parts_of_plugins():
         for name, place in part.tables.items():
-            module, _, kind = place.partition(":")
-            added = getattr(import_module(f"{part.home}.{module}"), kind)
-            fields[name] = (added, added())
-    if not fields:
-        return table
-    made = create_model(
-        table.__name__, __base__=table, __module__=table.__module__, __doc__=table.__doc__, **fields
-    )
-    return made  # type: ignore[return-value]
+            yield name, part_of(f"{part.home}.{place}")
+
+
+def _made(
+    table: type[Table], bases: tuple[type[BaseModel], ...], fields: dict[str, Any]
+) -> type[Table]:
+    name, module, about = table.__name__, table.__module__, table.__doc__
+    made: Any = create_model(name, __base__=bases, __module__=module, __doc__=about, **fields)
+    return made  # type: ignore[no-any-return]
 
 
 def keys_of(experiment: Experiment, table: str) -> Any:
@@ -118,7 +139,7 @@ def keys_of(experiment: Experiment, table: str) -> Any:
 
 
 def without_gone(tables: Mapping[str, Any], *, is_received: bool = False) -> dict[str, Any]:
-    """Return the tables of a config without those of plugins that are gone, if at their defaults.
+    """Return the tables of a config without what is of plugins that are gone, if at its defaults.
 
     So a run of an installation that has a plugin goes on in one that lacks it. A client does
     without a table that decides nothing of what it uploads, whatever that says.
@@ -128,24 +149,45 @@ def without_gone(tables: Mapping[str, Any], *, is_received: bool = False) -> dic
         is_received: whether they come from a coordinator.
 
     Raises:
-        ConfigError: a table asks for a plugin that is gone.
+        ConfigError: something asks for a plugin that is gone.
     """
     kept = dict(tables)
-    for name in tables:
-        if (owner := owner_of("tables", name)) is None:
-            continue
-        defaults = known()[owner]["tables"][name]
-        given = tables[name]
-        is_beside = is_received and name in known()[owner].get("beside", ())
-        if not is_beside and not _is_at(given, defaults):
-            raise ConfigError(gone(f"[{name}]", owner))
-        del kept[name]
+    for owner, brings in gone_plugins():
+        for name, defaults in brings.get("tables", {}).items():
+            if name not in kept:
+                continue
+            is_whole = name in brings["owns"]
+            if is_whole and is_received and name in brings["beside"]:
+                del kept[name]
+            elif isinstance(given := kept[name], Mapping):
+                kept[name] = _without(given, name, owner, defaults, is_whole)
+                if is_whole:
+                    del kept[name]
+            elif is_whole:
+                raise ConfigError(gone(f"[{name}]", owner))
     return kept
 
 
-def _is_at(given: Any, defaults: Mapping[str, Any]) -> bool:
-    """Tell whether a table has no values but its defaults."""
-    return isinstance(given, Mapping) and all(
-        key in defaults and canonical(value) == canonical(defaults[key])
-        for key, value in given.items()
-    )
+def _without(
+    given: Mapping[str, Any], table: str, owner: str, defaults: Mapping[str, Any], is_whole: bool
+) -> dict[str, Any]:
+    """Return a table without the keys of a plugin that is gone."""
+    for key, value in given.items():
+        is_default = key in defaults and canonical(value) == canonical(defaults[key])
+        if not is_default and (is_whole or key in defaults):
+            raise ConfigError(gone(f"[{table}]" if is_whole else f"[{table}] {key}", owner))
+    return {key: value for key, value in given.items() if key not in defaults}
+
+
+def with_gone(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of an experiment with the defaults of plugins that are gone.
+
+    A digest of them is the same with a plugin that is off and without it.
+    """
+    found = dict(tables)
+    for _, brings in gone_plugins():
+        for name, defaults in brings.get("tables", {}).items():
+            if name not in brings["beside"]:
+                told = {key: value for key, value in defaults.items() if value is not None}
+                found[name] = {**told, **found.get(name, {})}
+    return found

@@ -17,6 +17,7 @@ from fedmodels.code_names import is_own, short_name
 from fedmodels.config.bounds import HERE, NAMED, TableAt, canonical
 from fedmodels.config.combinations import BESIDE
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.part import with_gone
 
 
 def without_places(
@@ -87,7 +88,7 @@ def whole_digest(experiment: Experiment) -> bytes:
 
 
 def _uploading(experiment: Experiment) -> dict[str, Any]:
-    tables = without_places(experiment.to_dict())
+    tables = with_gone(without_places(experiment.to_dict()))
     return {name: table for name, table in tables.items() if name not in BESIDE}
 
 

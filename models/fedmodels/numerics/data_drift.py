@@ -33,8 +33,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedmodels.numerics.metric_tables import DRIFT_PARTS
-
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 MIN_CELLS, MAX_CELLS = 6, 48
@@ -51,6 +49,8 @@ MAX_EXAMPLES = 1000
 """Examples of a task that are looked at."""
 ALPHA = 0.01
 """Below this p-value a client says which number moved."""
+DRIFT_PARTS = ("input", "prediction")
+"""Whose drift clients report: ``…_drift``, and its p-value ``…_drift_p``."""
 NAMES = tuple(f"{part}_drift{end}" for part in DRIFT_PARTS for end in ("", "_p"))
 """What a client reports, each from 0 to 1."""
 PLACES = tuple(f"{part}_drift_number" for part in DRIFT_PARTS)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 
+from fedmodels.plugins import loaded
+
 DEFINITIONS = 1
 """Number of the definitions in the tables, which every record of a run carries.
 
@@ -33,8 +35,8 @@ SCORED = (
     "a_sel_trained_task", "a_sel_received_minority_task", "a_sel_trained_minority_task", "iaa",
     "aa", "aa_scored", "afm", "forgetting", "forgetting_received", "forgetting_trained",
     "forgetting_scored", "prequential", "present", "recovery_rounds", "recovered",
-    "forgetting_domains", "backward_transfer_domains", "drift_delay", "drift_missed",
-    "drift_false_alarms", "personalization", "personalization_std", "generalization",
+    "forgetting_domains", "backward_transfer_domains", "personalization",
+    "personalization_std", "generalization",
     "generalization_std", "global_f1", "best_personalization", "best_personalization_std",
     "best_generalization", "best_generalization_std", "best_global_f1", "best_a_glo_balanced",
     "validation_accuracy", "validation_f1", "validation_loss", "epsilon", "chosen_round",
@@ -54,7 +56,8 @@ ACCURACY = re.compile(r"(best_)?(a_glo|a_loc_received|a_loc_trained|a_loc)_(.+)"
 
 def is_written_by_runs(name: str) -> bool:
     """Tell whether a run writes a metric of this name itself, so that no method may."""
-    own = {*SCORED, *OF_UPLOADS, *(f"chosen_{chosen}" for chosen in CHOSEN)}
+    of_plugins = (name for part in loaded("fedtide.parts") for name in part.computes)
+    own = {*SCORED, *OF_UPLOADS, *of_plugins, *(f"chosen_{chosen}" for chosen in CHOSEN)}
     of_models = ACCURACY.fullmatch(name) or OF_FIGURE.fullmatch(name)
     return family_of(name) in own or of_models is not None
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedmodels.numerics.metric_names import ACCURACY, CHOSEN, OF_FIGURE, family_of
+from fedmodels.plugins import loaded, part_of
 
 SCORERS, COHORT, EVERYONE = "all that score", "the cohort", "–"
 """Whose scores a metric averages: all clients that score, or those of them that trained last. With
@@ -218,24 +219,6 @@ SCORES = (
         "Lopez-Paz and Ranzato 2017", range="−1 … 1", population=SCORERS,
     ),
     Metric(
-        "drift_delay", "tasks until drift is told",
-        "with `[evaluate] drift`, of the coordinator's alarms: tasks from a change of a client's "
-        "domains or concepts to the first alarm before its next change; mean over those that "
-        "have one",
-        better=-1, unit="", range="≥ 0",
-    ),
-    Metric(
-        "drift_missed", "changes that no alarm told",
-        "part of the clients' changes without an alarm before the next change and the end",
-        better=-1,
-    ),
-    Metric(
-        "drift_false_alarms", "tasks with a false alarm of drift",
-        "part of the tasks, from the second one of a client, that show what the one before did "
-        "and have an alarm, unless it is the first one since a change",
-        better=-1,
-    ),
-    Metric(
         "personalization", "macro-F1 on own test data",
         "mean over clients of the macro-F1 of the model after local training, on own test data",
         "FedAli",
@@ -315,21 +298,19 @@ def _share(name: str, title: str, meaning: str, source: str = "–") -> Metric:
     return Metric(name, title, meaning, source, better=0)
 
 
-def _number(name: str, title: str, meaning: str, source: str = "–", range: str = "≥ 0") -> Metric:
+def number(name: str, title: str, meaning: str, source: str = "–", range: str = "≥ 0") -> Metric:
+    """Return a figure of which neither more nor less is better."""
     return Metric(name, title, meaning, source, better=0, unit="", range=range)
 
 
-DRIFT = "Smyth 2004; Rebjock et al. 2021"
-DRIFT_PARTS = ("input", "prediction")
-"""Whose drift clients report: ``…_drift``, and its p-value ``…_drift_p``."""
 UPLOADS = (
-    _number(
+    number(
         "difference_norm", "how far an upload lies from what was given",
         "norm of the difference of a client's parameters, or of its prototypes where it sends no "
         "weights: what it sent minus what it got",
     ),
-    _number("given_norm", "size of what was given", "norm of the parameters that a client got"),
-    _number(
+    number("given_norm", "size of what was given", "norm of the parameters that a client got"),
+    number(
         "difference_cosine", "direction of an upload",
         "cosine between a client's difference and the mean of those that count, weighted as in the "
         "mean, or alike with `[server] reduce`; beyond 4096 numbers within about 0.02. With "
@@ -342,12 +323,12 @@ UPLOADS = (
         "`[server] reduce` what the rule left of it: of a rule by coordinate, the part of the "
         "coordinates",
     ),
-    _number(
+    number(
         "statistics_norm", "how far running statistics moved",
         "norm of the difference of a client's statistics of batch normalisation",
     ),
-    _number("prototype_norm", "size of prototypes", "norm of the longest one a client sent"),
-    _number("generator_norm", "size of generators", "norm of the largest one a client sent"),
+    number("prototype_norm", "size of prototypes", "norm of the longest one a client sent"),
+    number("generator_norm", "size of generators", "norm of the largest one a client sent"),
 )  # fmt: skip
 """What the coordinator measures of each client's upload."""
 
@@ -357,39 +338,11 @@ REPORTED = (
         "loss", "training loss", "mean over the examples that the cohort trained on",
         "–", -1, "", "≥ 0",
     ),
-    _number(
+    number(
         "prototype_drift", "how far class prototypes moved",
         "mean over classes of ‖p' − p‖ / ‖p‖: prototypes p before and p' after an interaction",
     ),
-    _number(
-        "input_drift", "how far inputs moved",
-        "with `[evaluate] drift`: of the number of the training data that moved most surely since "
-        "the client's earlier tasks, the largest gap between its distributions then and now, "
-        "within classes (docs/drift.md); of a round: mean over the clients that report it", DRIFT,
-        "0 … 1",
-    ),
-    _number(
-        "input_drift_p", "chance of inputs that far apart",
-        "p-value of `input_drift`, over all numbers that were tested (Simes)", DRIFT, "0 … 1",
-    ),
-    _number(
-        "input_drift_number", "which number of the inputs moved",
-        "its place in the list of watched numbers, where `input_drift_p` is below 0.01", DRIFT,
-    ),
-    _number(
-        "prediction_drift", "how far predictions moved",
-        "as `input_drift`, of the softmax that the client's model, before it trains, gives for the "
-        "test data of the tasks that are compared", DRIFT, "0 … 1",
-    ),
-    _number(
-        "prediction_drift_p", "chance of predictions that far apart",
-        "p-value of `prediction_drift`, as `input_drift_p`", DRIFT, "0 … 1",
-    ),
-    _number(
-        "prediction_drift_number", "which number of the predictions moved",
-        "as `input_drift_number`", DRIFT,
-    ),
-    _number(
+    number(
         "staleness", "rounds that uploads lag behind",
         "mean over the uploads of an asynchronous round: the commits since the model they began "
         "with", "FedBuff",
@@ -404,7 +357,7 @@ REPORTED = (
         "`…_K`, block K: mean over tokens of the prototype's length in Eq. 7 over the sum of both "
         "parts' lengths", "FedAli",
     ),
-    _number(
+    number(
         "prototype_angle", "turn of tokens by prototypes",
         "`…_K`, block K: mean over tokens of the angle between a token with its prototype and "
         "without, in degrees", "FedAli", "0 … 180",
@@ -414,12 +367,12 @@ REPORTED = (
         "weights_self", "weight of a client on itself",
         "mean over clients of the aggregation weight of their own model", "pFedGRP, pFedGraph",
     ),
-    _number(
+    number(
         "weights_entropy", "spread of the aggregation weights",
         "mean over clients of −Σ_j w_ij ln w_ij / ln n, n clients in the round: 1 is uniform",
         "pFedGRP, pFedGraph", "0 … 1",
     ),
-    _number(
+    number(
         "gradient_cosine", "gradient match", "cosine of matched gradients", "CReFF", "−1 … 1"
     ),
     _share(
@@ -430,7 +383,7 @@ REPORTED = (
         "synthesis_accuracy", "agreement on made images",
         "share of synthesised images that the old model takes for their label", "TARGET",
     ),
-    _number(
+    number(
         "generator_spread", "spread of generated classes",
         "1 − the loss that makes the generator draw all classes alike", "MFCL", "real",
     ),
@@ -448,8 +401,8 @@ REPORTED = (
     ),
     _share("models_trained", "models that clients trained", "of all k", "IFCA"),
     _share("clients_drifted", "clients that no model fits", "they begin a new one", "FedDrift"),
-    _number("models_kept", "models on the server", "after the round", "FedDrift"),
-    _number("models_merged", "models merged", "went into another one in the round", "FedDrift"),
+    number("models_kept", "models on the server", "after the round", "FedDrift"),
+    number("models_merged", "models merged", "went into another one in the round", "FedDrift"),
     _share(
         "task_transitions", "clients that met a new task",
         "as they tell by the entropy of predictions", "GLFC",
@@ -459,19 +412,19 @@ REPORTED = (
         "of the mean model, by which the server chooses old models", "GLFC",
     ),
     _share("alpha", "mixing weight", "weight of the private model in the mixture", "APFL"),
-    _number("flow_loss", "loss of the flow", "per dimension, of the last step", "AF-FCL", "real"),
-    _number("flow_density", "density of embeddings", "mean over a batch, last step", "AF-FCL"),
-    _number("credibility", "credibility of replayed embeddings", "mean, last step", "AF-FCL"),
-    _number("generator_loss", "loss of the generator", "of the last step", "FedCIL", "real"),
+    number("flow_loss", "loss of the flow", "per dimension, of the last step", "AF-FCL", "real"),
+    number("flow_density", "density of embeddings", "mean over a batch, last step", "AF-FCL"),
+    number("credibility", "credibility of replayed embeddings", "mean, last step", "AF-FCL"),
+    number("generator_loss", "loss of the generator", "of the last step", "FedCIL", "real"),
     _share(
         "replay_acceptance", "replayed images accepted",
         "share of drawn images that the old model takes for their class; `…_K`: of class K",
         "pFedGRP",
     ),
-    _number("replay_examples", "replayed images", "how many are trained on", "pFedGRP"),
-    _number("replay_shortage", "replayed images lacking", "of those asked for", "pFedGRP"),
-    _number("generators_trained", "generators trained", "in this interaction", "pFedGRP"),
-    _number("generator_trainings", "trainings of generators", "since the beginning", "pFedGRP"),
+    number("replay_examples", "replayed images", "how many are trained on", "pFedGRP"),
+    number("replay_shortage", "replayed images lacking", "of those asked for", "pFedGRP"),
+    number("generators_trained", "generators trained", "in this interaction", "pFedGRP"),
+    number("generator_trainings", "trainings of generators", "since the beginning", "pFedGRP"),
     _share(
         "generator_ratio", "quality of a generator",
         "`…_K`: share of its images of class K that the model just trained takes for K", "pFedGRP",
@@ -479,7 +432,16 @@ REPORTED = (
 )  # fmt: skip
 """What methods and clients report beside."""
 
-METRICS: Mapping[str, Metric] = {metric.name: metric for metric in (*SCORES, *REPORTED)}
+OF_PLUGINS: tuple[Metric, ...] = tuple(
+    figure
+    for part in loaded("fedtide.parts") if part.figures
+    for figure in part_of(part.at("figures"))
+)  # fmt: skip
+"""What plugins' parts report and compute."""
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric for metric in (*SCORES, *REPORTED, *OF_PLUGINS)
+}
 
 FIGURES: Mapping[str, Metric] = {
     metric.name: metric

@@ -16,9 +16,11 @@ from contextlib import contextmanager
 import torch
 
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.plugins import loaded
 
-PURPOSES = ("init", "order", "augment", "dropout", "method", "cohort", "evaluate", "drift")
-"""What a seed may be for; two purposes never share a stream."""
+OF_THE_CORE = ("init", "order", "augment", "dropout", "method", "cohort", "evaluate")
+PURPOSES = (*OF_THE_CORE, *(name for part in loaded("fedtide.parts") for name in part.draws))
+"""What a seed may be for; two purposes never share a stream. A plugin's part brings its own."""
 _default_generators = threading.RLock()
 
 

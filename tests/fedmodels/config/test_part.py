@@ -11,19 +11,21 @@ from fedmodels import plugins
 from fedmodels.config import part as module
 from fedmodels.config.bounds import Place, StrictTable
 from fedmodels.config.combinations import OF_THE_CORE
+from fedmodels.config.evaluate import Evaluate
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.part import (
     Part,
     in_their_places,
     parts_of_plugins,
+    with_keys,
     with_plugins,
     without_gone,
 )
-from fedmodels.config.sent import table_in, without_places
+from fedmodels.config.sent import settings_digest, table_in, whole_digest, without_places
 from fedmodels.errors import ConfigError
 from fedmodels.resolution import received_experiment
 from fedsrv.catalogue import meanings_of
-from tests.conftest import TABLES
+from tests.conftest import TABLES, tiny_experiment
 
 
 def test_places_are_below_a_room_of_the_core_or_below_the_plugin():
@@ -75,9 +77,9 @@ def test_a_table_of_a_plugin_has_its_defaults_and_sends_no_path(sounding):
 @pytest.fixture
 def gone(monkeypatch) -> None:
     """Have the plugin of ``[sounds]`` be one of fedtide's whose folder was deleted."""
-    brings = {"tables": {"sounds": {"on": False, "level": 2}}, "beside": ["sounds"]}
+    tables = {"sounds": {"on": False, "level": 2}, "evaluate": {"loud": False, "hall": None}}
+    brings = {"tables": tables, "owns": ["sounds"], "beside": ["sounds"]}
     monkeypatch.setattr(plugins, "known", lambda: {"sounds": brings})
-    monkeypatch.setattr(module, "known", plugins.known)
 
 
 @pytest.mark.usefixtures("gone")
@@ -94,6 +96,52 @@ def test_a_table_that_asks_for_a_plugin_that_is_gone_is_refused_by_its_name(give
     line = r"\[sounds\] is of the plugin sounds, which this installation lacks"
     with pytest.raises(ConfigError, match=line):
         without_gone({"sounds": given})
+
+
+@pytest.mark.usefixtures("gone")
+def test_a_key_of_a_plugin_that_is_gone_is_left_out_of_a_table_of_the_core():
+    assert without_gone({"evaluate": {"loud": False, "every": 2}}) == {"evaluate": {"every": 2}}
+    line = r"\[evaluate\] loud is of the plugin sounds, which this installation lacks"
+    with pytest.raises(ConfigError, match=line):
+        without_gone({"evaluate": {"loud": True}})
+    assert without_gone({"evaluate": {"of_nobody": 1}}) == {"evaluate": {"of_nobody": 1}}
+
+
+class Louder(StrictTable):
+    """Keys of a plugin in a table of the core."""
+
+    loud: bool = False
+    """Whether."""
+    hall: int | None = None
+    """Where."""
+
+
+def test_a_digest_is_the_same_with_a_plugin_that_is_off_and_without_it(monkeypatch, gone):
+    """With it, a resolved config states the keys at their defaults; None is left out."""
+    experiment = tiny_experiment()
+    without = settings_digest(experiment), whole_digest(experiment)
+    monkeypatch.undo()
+    plain = settings_digest(experiment), whole_digest(experiment)
+    assert without != plain
+    tables = {
+        **experiment.to_dict(),
+        "evaluate": {**experiment.to_dict()["evaluate"], "loud": False},
+    }
+    monkeypatch.setattr(Experiment, "to_dict", lambda self: tables)
+    assert (settings_digest(experiment), whole_digest(experiment)) == without
+
+
+def test_keys_of_a_plugin_join_a_table_of_the_core(monkeypatch):
+    of_plugin = ModuleType("of_a_plugin.table")
+    of_plugin.Louder = Louder
+    monkeypatch.setitem(sys.modules, "of_a_plugin.table", of_plugin)
+    part = Part("loud", "[evaluate] loud", home="of_a_plugin", tables={"evaluate": "table:Louder"})
+    monkeypatch.setattr(module, "parts_of_plugins", lambda: (part,))
+    made = with_keys(Evaluate, "evaluate")
+    assert made.model_validate({"every": 2, "loud": True}).loud
+    assert (made().loud, made.__name__, made.__doc__) == (False, "Evaluate", Evaluate.__doc__)
+    assert with_keys(Evaluate, "server") is Evaluate
+    assert [*made.model_fields][-2:] == ["loud", "hall"]
 
 
 @pytest.mark.usefixtures("gone")
@@ -116,4 +164,8 @@ def test_each_table_of_a_plugin_is_one_of_a_config_and_explained(part):
         assert table is not None, f"{name} would send its paths"
         about = meanings_of(table)
         assert {key for key in table.model_fields if not about.get(key)} == set()
+    for place in ("figures", "panels", "lines", "refuses", "settles", "fits", "resumes"):
+        assert not part.at(place) or plugins.part_of(part.at(place)) is not None
+    figures = plugins.part_of(part.at("figures")) if part.figures else ()
+    assert {figure.name for figure in figures} == {*part.tells, *part.computes}
     assert part.home, "a plugin's places are below its package"

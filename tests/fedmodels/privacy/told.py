@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
 
-from fedmodels.numerics.metric_tables import REPORTED, is_known
+from fedmodels.numerics.metric_tables import OF_PLUGINS, REPORTED, is_known
 from fedpb.told import classes
 
 COVERS = (
@@ -173,7 +173,11 @@ def cover_of(path: str, level: str) -> str:
             if re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), path):
                 return table[pattern]
     _, is_metric, name = path.rpartition(".metrics.")
-    if is_metric and is_known(name) and name not in {metric.name for metric in REPORTED}:
+    if (
+        is_metric
+        and is_known(name)
+        and name not in {metric.name for metric in (*REPORTED, *OF_PLUGINS)}
+    ):
         return "scores"
     raise KeyError(path)
 

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from fedmodels.config.experiment import Experiment
+from fedmodels.numerics import change
 from fedmodels.numerics.alarm_levels import Alarms, Levels
+from fedmodels.numerics.data_drift import DRIFT_PARTS
 from fedmodels.numerics.data_drift_numbers import Words
-from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.position import Interaction, Task
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
+from fedsrv.engine.summary import Figures
 from fedsrv.events import EventLog
+from fedsrv.parts.changes import timelines_of
 from fedsrv.state.record import ClientRow, Record, of_parts
 from fedsrv.state.store import Store
 
@@ -84,6 +91,10 @@ class Drift(ServerPart):
             "amount": amount, "p": p, "line": words.line(place, amount, p),
         }  # fmt: skip
 
+    def figures(self) -> Mapping[str, Figures]:
+        """Return what computes how soon changes of a scenario were told."""
+        return {"figures of drift": partial(figures_of_alarms, experiment=self.experiment)}
+
     def committed(self, record: Record) -> None:
         """Say what moved at which clients; a line for each number and task."""
         for line in lines_of(of_parts(record).get("drift", ())):
@@ -137,3 +148,25 @@ def lines_of(alarms: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{furthest['line']}; docs/drift.md"
         )
     return found
+
+
+def figures_of_alarms(records: Sequence[Record], experiment: Experiment) -> dict[str, float]:
+    """Return how soon changes of a scenario's domains and concepts were told, and what else was.
+
+    Nothing where each round goes through all tasks, or nobody measured drift.
+    """
+    measured = any(_tells(row) for r in records for row in r.get("clients", {}).values())
+    timelines = timelines_of(records, experiment)
+    if not measured or not (experiment.scenario and experiment.scenario.timelines):
+        return {}
+    alarms: dict[str, set[int]] = {}
+    for record in records:
+        for alarm in of_parts(record).get("drift", ()):
+            alarms.setdefault(str(alarm["client"]), set()).add(alarm["task"])
+    each = [change.detections(alarms.get(c, ()), shown) for c, shown in timelines.items()]
+    delays = [delay for found, *_ in each for delay in found]
+    missed = sum(found for _, found, _, _ in each)
+    false, quiet = sum(f for _, _, f, _ in each), sum(q for _, _, _, q in each)
+    out = {"drift_delay": float(np.mean(delays))} if delays else {}
+    out |= {"drift_missed": missed / (missed + len(delays))} if missed + len(delays) else {}
+    return out | ({"drift_false_alarms": false / quiet} if quiet else {})

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Self
 
 from fedmodels.errors import PayloadError
-from fedmodels.numerics.data_drift import NAMES
+from fedmodels.numerics.data_drift import DRIFT_PARTS, NAMES
 from fedmodels.numerics.data_drift_numbers import Words
-from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts

@@ -14,8 +14,6 @@ import pytest
 import torch
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.parts import drift
-from fedcli.parts.drift import DriftMeter
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
@@ -24,19 +22,22 @@ from fedmodels.methods.fedrep import FedRep
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import NAMES, PLACES, Summary, Watched
 from fedmodels.tensors.bundle import Bundle
+from fedplugins.drift import client as drift
+from fedplugins.drift.client import DriftMeter
+from fedplugins.drift.panels import what_moved
+from fedplugins.drift.server import Drift, figures_of_alarms
 from fedsrv.dashboard.live import charts_of
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step
 from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
-from fedsrv.parts.drift import Drift
 from fedsrv.report.frame import group_runs
 from fedsrv.report.page import page
-from fedsrv.report.quantities import what_moved
 from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.fedtide.test_changing_scenarios import EXPERIMENT, dealt, scored_record, turning
 
 CAPTION = "how far inputs moved from earlier tasks"
 
@@ -266,3 +267,33 @@ def test_the_figures_are_those_of_the_page_of_metrics():
     from fedmodels.numerics.metric_tables import METRICS
 
     assert {*NAMES, *PLACES} <= METRICS.keys()
+
+
+def test_a_run_on_change_says_how_soon_changes_were_told(tmp_path):
+    """Clients 0 and 2 follow the first list of concepts, and client 1 the second: 5 changes."""
+    tables = EXPERIMENT.to_dict()
+    drifts = tiny_experiment(**{**tables, "evaluate": {**tables["evaluate"], "drift": True}})
+    dealt(tmp_path / "data", "npy")
+    metrics = run_in_process(drifts, tmp_path / "data", tmp_path / "run")["metrics"]
+    assert metrics["drift_missed"] * 5 == pytest.approx(round(metrics["drift_missed"] * 5))
+    assert metrics["drift_false_alarms"] in (0, 1)  # of the one task that shows what one before did
+
+
+def test_an_alarm_that_is_missed_counts_once_and_only_while_a_client_goes_on():
+    """Client 0 has one task; what client 1 shows turns between its tasks 0 and 1 alone."""
+    experiment = turning([1, 3, 3], rounds=2)
+    records = [
+        scored_record(0, 0, [0, 1], {"0": [], "1": []}),
+        scored_record(1, 0, [0, 1], {"0": [0.9], "1": [0.9]}),
+        scored_record(2, 1, [1], {"1": []}),
+        scored_record(3, 1, [1], {"0": [0.9], "1": [0.8, 0.9]}),
+        scored_record(4, 2, [1], {"1": []}),
+        scored_record(5, 2, [1], {"0": [0.9], "1": [0.8, 0.7, 0.6]}),
+    ]
+    assert figures_of_alarms(records, experiment) == {}, "nobody measured drift"
+    records[3]["clients"]["1"]["input_drift_p"] = 0.5
+    found = figures_of_alarms(records, experiment)
+    assert found["drift_missed"] == 1
+    assert "drift_false_alarms" not in found
+    records[3]["drift"] = [{"client": 1, "task": 1}]
+    assert figures_of_alarms(records, experiment)["drift_delay"] == 0

@@ -24,6 +24,7 @@ from fedmodels.errors import DataError
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import (
     ALPHA,
+    DRIFT_PARTS,
     MAX_EXAMPLES,
     Moved,
     Summary,
@@ -31,10 +32,10 @@ from fedmodels.numerics.data_drift import (
     moved,
 )
 from fedmodels.numerics.data_drift_numbers import Numbers, Words
-from fedmodels.numerics.metric_tables import DRIFT_PARTS
 from fedmodels.numerics.randomness import seeded
-from fedmodels.parts.drift import Drift
 from fedmodels.training.contexts import ClientContext
+from fedplugins.drift.keys import keys_of
+from fedplugins.drift.shared import Drift
 
 PREFIX = Drift.section
 ALARMS = f"{PREFIX}alarms"
@@ -59,9 +60,9 @@ class DriftMeter(ClientPart):
     def __init__(self, client: Client) -> None:
         """Begin before the first task."""
         super().__init__(client)
-        evaluate = client.experiment.evaluate
-        self._window = evaluate.drift_window or WINDOW
-        self._slides = evaluate.drift_reference == "sliding"
+        keys = keys_of(client.experiment)
+        self._window = keys.drift_window or WINDOW
+        self._slides = keys.drift_reference == "sliding"
 
     def begins(self, half: Training) -> None:
         """Measure the open task by the client's model before it trains."""
