@@ -39,7 +39,7 @@ from fedmodels.options import (
     program,
     show,
 )
-from fedmodels.plugins import loaded
+from fedmodels.plugins import usable
 from fedmodels.printable import json_text
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 app = program("A client of a federated run, and the data it needs.")
-for further in loaded("fedcli.commands"):
+for further in usable("fedcli.commands"):
     app.add_typer(further)
 
 ClientIds = Annotated[

@@ -20,7 +20,7 @@ from fedmodels.errors import ConfigError, FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
 from fedmodels.machine import end_on_sigterm, set_by_sigterm
 from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program, words_of
-from fedmodels.plugins import loaded
+from fedmodels.plugins import usable
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.backup import backup_app
@@ -54,7 +54,7 @@ app.add_typer(audit_app)
 app.add_typer(doctor_app)
 app.add_typer(backup_app)
 app.add_typer(queue_app)
-for further in loaded("fedsrv.commands"):
+for further in usable("fedsrv.commands"):
     app.add_typer(further)
 
 

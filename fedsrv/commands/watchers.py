@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedmodels.errors import ConfigError
-from fedmodels.plugins import loaded
+from fedmodels.plugins import usable
 
 if TYPE_CHECKING:
     from fedsrv.events import Ending, EventLog
@@ -53,7 +53,7 @@ DASHBOARD = Watcher("--dashboard", "A live page of the run; loopback unless HOST
 @functools.cache
 def watchers() -> tuple[Watcher, ...]:
     """Return all watchers, those of plugins first."""
-    return (*loaded("fedtide.watchers"), DASHBOARD)
+    return (*usable("fedtide.watchers"), DASHBOARD)
 
 
 def with_watchers(command: Callable[..., None]) -> Callable[..., None]:

@@ -8,6 +8,7 @@ a table of a plugin whose folder is gone is told by its name. ``docs/site/plugin
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,8 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from fedmodels.errors import ConfigError
 
 OURS = "fedplugins"
 """The package in which plugins of our own stand."""
@@ -66,8 +69,33 @@ def is_here(name: str) -> bool:
 
 
 def loaded(group: str) -> Iterator[Any]:
-    """Yield what plugins add to a group, sorted by name."""
-    return (point.load() for point in offered(group))
+    """Yield what plugins add to a group, sorted by name.
+
+    Raises:
+        ConfigError: one cannot be loaded.
+    """
+    return map(_loaded, offered(group))
+
+
+def usable(group: str) -> Iterator[Any]:
+    """Yield likewise what can be loaded, and say of the rest that it is missing.
+
+    For what every command needs: one broken package is no reason that none works.
+    """
+    for point in offered(group):
+        try:
+            yield _loaded(point)
+        except ConfigError as error:
+            print(f"note: {error}; it adds nothing", file=sys.stderr)
+
+
+def _loaded(point: EntryPoint) -> Any:
+    try:
+        return point.load()
+    except Exception as error:  # it is code of others
+        whose = f" of {point.dist.name}" if point.dist else ""
+        why = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise ConfigError(f"the plugin {point.name}{whose} cannot be loaded: {why}") from error
 
 
 def part_of(place: str) -> Any:

@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from fedmodels import plugins
 from fedmodels.commands import run_command
+from fedmodels.errors import ConfigError
 from fedmodels.options import program
-from fedmodels.plugins import loaded, offered, owner_of
+from fedmodels.plugins import loaded, offered, owner_of, usable
 from tests.conftest import script_of
 
 GROUP = "fedsrv.commands"
@@ -39,10 +40,13 @@ def test_a_plugin_of_our_own_is_left_out_where_its_folder_is_gone(installed):
     assert [point.name for point in offered(GROUP)] == ["other", "ours"]
 
 
-def test_a_plugin_of_others_that_cannot_be_loaded_is_an_error(installed):
-    installed(("other", "a_module_that_nobody_has:app"))
-    with pytest.raises(ModuleNotFoundError, match="a_module_that_nobody_has"):
+def test_a_plugin_of_others_that_cannot_be_loaded_is_one_line(installed, capsys):
+    installed(("broken", "a_module_that_nobody_has:app"), ("other", "json:dumps"))
+    line = "the plugin broken cannot be loaded: ModuleNotFoundError: No module named 'a_module"
+    with pytest.raises(ConfigError, match=line):
         list(loaded(GROUP))
+    assert list(usable(GROUP)) == [json.dumps], "other commands work"
+    assert capsys.readouterr().err.startswith(f"note: {line}")
 
 
 def test_a_folder_with_compiled_files_alone_is_gone(tmp_path, monkeypatch):
