@@ -11,6 +11,8 @@ from fedmodels.config.combinations import NEEDED, PARTS, refused_by
 
 Tables = Mapping[str, Any]
 REFUSED = refused_by(PARTS)
+OF_PLUGINS = [part for part in PARTS.values() if part.sample]
+"""Parts of plugins, each with its own small config."""
 NOISE = {
     "level": "client", "noise_multiplier": 1.0, "delta": 1e-3, "clip": 0.5,
     "allow": ["announced", "examples", "loss", "scores"],
@@ -47,7 +49,6 @@ SETTINGS: Mapping[str, Tables] = {
     "reference run": {"evaluate": {"reference": "reference"}},
     "rate of all rounds": {"training": {"lr_schedule": {"kind": "cosine"}}},
     "trained by all": {"evaluate": {"trained": "all"}, "schedule": {"per_round": 5}},
-    "drift": {"evaluate": {"drift": True}},
     "prequential scores": {"evaluate": {"prequential": True}},
     "class masks": {"evaluate": {"class_masks": True}},
     "probabilities": {"evaluate": {"probabilities": True}},
@@ -73,6 +74,7 @@ SETTINGS: Mapping[str, Tables] = {
         "net": {"by_client": [{"name": "mlp", "hidden": [8, 16]}]},
         "method": {"name": "lg-fedavg"},
     },
+    **{part.name: part.sample for part in OF_PLUGINS if not part.is_beside},
 }
 """What switches each part on; paths are files of a test's directory."""
 TARGETS: Mapping[str, Tables] = {
@@ -82,7 +84,6 @@ TARGETS: Mapping[str, Tables] = {
 WITHOUT_KEY: Mapping[str, Tables] = {
     "server data": {"method": {"name": "fedic"}},
     "beginning": {"net": {"name": "mlp", "hidden": [16], "begin_from": "run"}},
-    "trackers": {"tracking": {"tensorboard": True}},
     "changes": {
         "scenario": {"tasks": 2, "concepts": {"show": ["plain", "swap 0 1"], "every": 1}},
     },
@@ -92,7 +93,7 @@ APART = {
     "numbers": "of a table: tests/fedtide/test_targets.py has it with others",
     "several labels": "as numbers",
     "triggers": "does nothing but begin stages of an open run, which is on in every such set",
-    "trackers": "they read what is in the records; tests/fedsrv has them",
+    **{part.name: "it reads what is in the records" for part in OF_PLUGINS if part.is_beside},
     "odd uploads": "always on",
     "relays": "no key; tests/integration has them over loopback",
     "forgetting": "no key; tests/fedsrv/engine/test_forgetting.py has it",

@@ -23,5 +23,6 @@ PART = Part(
     lines="panels:what_moved",
     draws=("drift",),
     refuses="refusals:REFUSED",
+    sample={"evaluate": {"drift": True}},
     changes={"evaluate.drift": "trainings from the next round"},
 )  # fmt: skip

@@ -14,4 +14,5 @@ PART = Part(
     tables={"tracking": "table:Tracking"},
     server="half:Trackers",
     is_beside=True,
+    sample={"tracking": {"tensorboard": True}},
 )
