@@ -161,7 +161,7 @@ docs: $(STAMP)  ## build the documentation site into build/site; a warning is an
 docs-check: $(STAMP)  ## check what the pages link to
 	$(PYTEST) tests/test_docs.py tests/project/test_pages.py
 
-sizes: $(STAMP)  ## name the long files and the large rooms; advice, no gate
+sizes: $(STAMP)  ## measure the project against its borders, and name long files and large rooms
 	@$(PYTHON) -m tests.sizes
 
 demo: $(STAMP)  ## FedAvg, FedRep and pFedGRP on a stream of digits: what each forgets, in a table and a page
