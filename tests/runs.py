@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.numerics.secrecy import Secret
 from fedmodels.resolution import experiment_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedtide.inprocess import run_in_process
@@ -75,6 +77,23 @@ def ends_as(
     summary = run_in_process(experiment, data, out, resume=True, **options)
     assert_same(summary, whole)
     return summary
+
+
+def let_secrets_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let secrets follow from whose they are, and not from when they are drawn.
+
+    A run and one that was killed and resumed then have the same noise.
+    """
+
+    def fresh(cls: type[Secret]) -> Secret:
+        told = sys._getframe(1).f_locals
+        where = getattr(told.get("self"), "path", told.get("path", Path()))
+        number = [part for part in where.parts if part.isdigit()][-1:]
+        return cls(
+            hashlib.sha256(f"{sys._getframe(1).f_code.co_filename} {number}".encode()).digest()
+        )
+
+    monkeypatch.setattr(Secret, "fresh", classmethod(fresh))
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:

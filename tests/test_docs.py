@@ -22,7 +22,17 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|proto|js))`")
 WRITTEN_BY_READERS = {"my_method.py", "my_data.py", "NAME.py", "test_NAME.py"}
-FOLDERS = ("fedsrv", "fedcli", "fedtide", "models", "proto", "tests", "benchmarks", "examples")
+FOLDERS = (
+    "fedsrv",
+    "fedcli",
+    "fedtide",
+    "models",
+    "proto",
+    "fedplugins",
+    "tests",
+    "benchmarks",
+    "examples",
+)
 SOURCES = [path.as_posix() for name in FOLDERS for path in (ROOT / name).rglob("*.*")]
 
 

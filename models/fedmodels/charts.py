@@ -97,6 +97,12 @@ class Chart:
         """Return the cells that are drawn."""
         return next(iter(self.values.values()), {})
 
+    @property
+    def file_name(self) -> str:
+        """Return what the file of the numbers is called; templates of pages ask for it."""
+        words = "".join(c if c.isalnum() else " " for c in self.caption).split()
+        return f"{'-'.join(words)}.csv"
+
     def table(self) -> list[Sequence[object]]:
         """Return the numbers as rows, heads first."""
         if self.kind == "cells":

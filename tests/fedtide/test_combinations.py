@@ -15,7 +15,6 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.config.combinations import NEEDED, PARTS, RESTS, refusals, refused_by
 from fedmodels.errors import ConfigError
-from fedmodels.numerics.secrecy import Secret
 from fedtide.inprocess import run_in_process
 from tests import combinations
 from tests.combinations import (
@@ -30,7 +29,7 @@ from tests.combinations import (
     tables_of,
 )
 from tests.conftest import tiny_experiment
-from tests.runs import Killed, dies, ends_as
+from tests.runs import Killed, dies, ends_as, let_secrets_be_known
 
 ASKED = os.environ.get("FEDTIDE_PARTS")
 SETS = [[name.strip() for name in ASKED.split(",")]] if ASKED else covering()
@@ -54,27 +53,19 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def secrets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make secrets of a run follow from their number, so that two runs have the same noise."""
-    made: list[int] = []
-
-    def fresh(cls: type[Secret]) -> Secret:
-        made.append(len(made))
-        return cls(made[-1].to_bytes(32, "big"))
-
-    monkeypatch.setattr(Secret, "fresh", classmethod(fresh))
-    return made
+@pytest.fixture(autouse=True)
+def _known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let two runs have the same noise."""
+    let_secrets_be_known(monkeypatch)
 
 
 @pytest.mark.parametrize(
     "names", SETS, ids=lambda names: f"{names[0]}, {names[1]}".replace(" ", "-")
 )
-def test_parts_go_together_and_survive_a_kill(names, place, secrets, tmp_path):
+def test_parts_go_together_and_survive_a_kill(names, place, tmp_path):
     experiment = tiny_experiment(**tables_of(names, place))
     assert {*names} <= {n for n, part in PARTS.items() if part.is_on(experiment)} | {"frozen parts"}
     whole = run_in_process(experiment, place / "data", tmp_path / "whole")
-    secrets.clear()
     with pytest.raises(Killed):
         run_in_process(experiment, place / "data", tmp_path / "killed", before=dies(interaction=1))
     ends_as(whole, experiment, place / "data", tmp_path / "killed")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from collections.abc import Mapping
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.numerics.secrecy import Secret
 from fedmodels.plugins import is_here
 from tests.matrix.rows import files_in
+from tests.runs import let_secrets_be_known
 
 
 @pytest.fixture(scope="session")
@@ -26,15 +24,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _known_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let secrets follow from whose they are, so that two runs have the same noise."""
-
-    def fresh(cls: type[Secret]) -> Secret:
-        told = sys._getframe(1).f_locals
-        where = getattr(told.get("self"), "path", told.get("path", Path()))
-        number = [part for part in where.parts if part.isdigit()][-1:]
-        return cls(sha256(f"{sys._getframe(1).f_code.co_filename} {number}".encode()).digest())
-
-    monkeypatch.setattr(Secret, "fresh", classmethod(fresh))
+    """Let two runs have the same noise."""
+    let_secrets_be_known(monkeypatch)
 
 
 class Notes:

@@ -27,7 +27,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"\brelay\w*|\bGroupSum\b",
         """
         fedmodels/config/combinations.py fedmodels/help_panels.py
-        fedmodels/numerics/metric_tables.py fedmodels/times.py
+        fedmodels/numerics/metric_tables.py fedmodels/staying.py fedmodels/times.py
         fedsrv/cli.py fedsrv/commands/audit.py fedsrv/commands/certs.py
         fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
         """,
@@ -36,8 +36,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"secure_|sum_terms",
         r"Secure[A-Z]\w+|SumTerms|secure_(?!channel|server|port)\w+",
         """
-        fedcli/gate/privacy_floor.py fedcli/joining.py fedcli/runtime/released.py
-        fedmodels/config/combinations.py fedmodels/config/privacy.py
+        fedcli/forecasting.py fedcli/gate/privacy_floor.py fedcli/joining.py
+        fedcli/runtime/released.py fedmodels/config/combinations.py fedmodels/config/privacy.py
         """,
     ),
     "client privacy": (
@@ -114,6 +114,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"http_server|PageServer|fedsrv\.dashboard",
         """
         fedcli/serving/figures.py fedcli/serving/model_server.py fedsrv/cli.py
+        fedsrv/commands/watchers.py
         """,
     ),
     "clusters": (
@@ -166,7 +167,7 @@ OF_DATA_AND_PICTURES = """
 """
 """What tables, images, code of one's own, and methods with pictures need."""
 PROGRAMS = ["fedsrv.coordinator", "fedcli.runtime.host", "fedmodels.methods.fedavg"]
-CLOSURE = 136
+CLOSURE = 138
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys

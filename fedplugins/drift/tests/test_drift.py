@@ -24,7 +24,7 @@ from fedmodels.numerics.data_drift import NAMES, PLACES, Summary, Watched
 from fedmodels.tensors.bundle import Bundle
 from fedplugins.drift import client as drift
 from fedplugins.drift.client import DriftMeter
-from fedplugins.drift.panels import what_moved
+from fedplugins.drift.panels import of_drift, what_moved
 from fedplugins.drift.server import Drift, figures_of_alarms
 from fedsrv.dashboard.live import charts_of
 from fedsrv.engine.rounds import Engine
@@ -37,6 +37,7 @@ from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
+from tests.fedsrv.report.test_report import at, hand_written
 from tests.fedtide.test_changing_scenarios import EXPERIMENT, dealt, scored_record, turning
 
 CAPTION = "how far inputs moved from earlier tasks"
@@ -297,3 +298,10 @@ def test_an_alarm_that_is_missed_counts_once_and_only_while_a_client_goes_on():
     assert "drift_false_alarms" not in found
     records[3]["drift"] = [{"client": 1, "task": 1}]
     assert figures_of_alarms(records, experiment)["drift_delay"] == 0
+
+
+def test_a_row_of_a_chart_of_drift_is_a_client(tmp_path):
+    rows = [{**at(i, i, task=0), "clients": {"7": {"input_drift": 0.1 + i}}} for i in range(3)]
+    run = hand_written(tmp_path / "run", *rows)
+    drawn = next(of_drift(run))
+    assert drawn.values[""].keys() == {(7, 1), (7, 2), (7, 3)}

@@ -336,14 +336,14 @@ def test_a_site_with_a_least_cohort_sends_no_bare_number_beside_its_masks(world)
     world.share()
     sent = world.mask(2, of(2))
     covered = {"weights/masked": "masked"}
-    gate.look_at_upload(sent, covered)
+    gate.look_at_upload(sent, covered, ())
     sent.scalars["variance"] = 1.0
     with refused(
         "the upload has scalars/variance, which no mask covers: --min-cohort", ConfigError
     ):
-        gate.look_at_upload(sent, covered)
-    Gate(rules=Rules.of(min_cohort=3, tell=["scalars/variance"])).look_at_upload(sent, covered)
-    Gate().look_at_upload(sent, covered)
+        gate.look_at_upload(sent, covered, ())
+    Gate(rules=Rules.of(min_cohort=3, tell=["scalars/variance"])).look_at_upload(sent, covered, ())
+    Gate().look_at_upload(sent, covered, ())
 
 
 @pytest.mark.parametrize("name", ["fedpac", "feddrift", "feddrift-eager", "ifca"])

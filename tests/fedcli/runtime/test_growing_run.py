@@ -15,6 +15,7 @@ from fedcli.data import settled
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import CUT_FILE
+from fedcli.gate.gate import Gate
 from fedcli.parts.kept_models import described
 from fedcli.parts.open_runs import OpenRuns, Spare
 from fedcli.runtime.announcer import Announcer, Watched, how_cut
@@ -241,6 +242,7 @@ class FakeLink:
         self.answers: list[Exception] = []
         self.joined: list[int] = []
         self.data: dict[str, Any] | None = None
+        self.gate = Gate()
 
     def announce(self, member: Membership, description: Any) -> list[rpc.TaskOf]:
         names = list(description.class_names)

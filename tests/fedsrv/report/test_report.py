@@ -33,7 +33,7 @@ from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
 from fedsrv.report.frame import difference, group_runs
-from fedsrv.report.panels import of_drift, of_uploads
+from fedsrv.report.panels import of_uploads
 from fedsrv.report.quantities import by_task, view_name
 from fedsrv.report.story import story
 from fedsrv.state.run_record import read_run
@@ -932,13 +932,6 @@ def test_whose_uploads_stood_out_is_said_and_drawn(tmp_path):
     }
     assert drawn["direction of an upload"].values[""][7, 1] == Spread(-6.0)
     assert drawn["share of an upload in the result"].is_telling
-
-
-def test_a_row_of_a_chart_of_drift_is_a_client(tmp_path):
-    rows = [{**at(i, i, task=0), "clients": {"7": {"input_drift": 0.1 + i}}} for i in range(3)]
-    run = hand_written(tmp_path / "run", *rows)
-    drawn = next(of_drift(run))
-    assert drawn.values[""].keys() == {(7, 1), (7, 2), (7, 3)}
 
 
 def test_weights_that_are_much_alike_name_no_helper(tmp_path):
