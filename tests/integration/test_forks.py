@@ -183,11 +183,7 @@ def hosts_are_told_their_gpus(tmp_path: Path) -> None:
     joining = Joining(tmp_path, tmp_path / "clients", "auto")
     hosts = LocalHosts(joining, tmp_path)
     hosts.begin(box)
-    assert hosts.divide(Crowd(5, 5, evaluator=True, stacked=True)) == [
-        "0-4:2",
-        "1-3:2",
-        "evaluator",
-    ]
+    assert hosts.divide(Crowd(5, 5, hosts=2, evaluator=True)) == ["0-4:2", "1-3:2", "evaluator"]
     assert hosts.gpus == 2
     told: list[dict[str, Any]] = []
     hosts._server.tell = told.append

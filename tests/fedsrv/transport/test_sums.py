@@ -525,11 +525,13 @@ def test_a_relay_may_have_more_orders_under_way_than_a_process(tmp_path):
         sessions = {c: cohort.session(c, token) for c, token in tokens.items()}
         caller = cohort.caller(sessions, dict.fromkeys(range(9), 0))
         cohort.MAX_AT_ONCE = 1
-        found = [cohort._orders_for(caller) for _ in range(9)]
+        with cohort._lock:
+            found = [cohort._orders_for(caller) for _ in range(9)]
         assert sum(one is not None for one in found) == expected
         again = cohort.caller(sessions, dict.fromkeys(range(9), 0))
         cohort.MAX_AT_ONCE = 9
-        orders, _ = cohort._orders_for(again)
+        with cohort._lock:
+            orders, _ = cohort._orders_for(again)
         assert [order.client_id for order in orders] == [str(c) for c in range(expected)]
         cohort.recall()
 
