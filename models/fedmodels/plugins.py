@@ -132,14 +132,12 @@ def gone(name: str, owner: str) -> str:
 
 def plugins() -> list[Plugin]:
     """Return all plugins: those of our own, here or gone, then those of others."""
-    groups: dict[str, list[EntryPoint]] = {}
-    for group in GROUPS:
-        for point in offered(group):
-            groups.setdefault(point.name, []).append(point)
-    here = [
-        Plugin(name, points[0].dist.name if points[0].dist else "", tuple(p.group for p in points))
-        for name, points in groups.items()
-    ]
-    names = {plugin.name for plugin in here}
+    groups: dict[tuple[str, str], list[EntryPoint]] = {}
+    for point in (point for group in GROUPS for point in offered(group)):
+        whose = point.dist.name if point.dist else ""
+        groups.setdefault((point.name, whose), []).append(point)
+    here = [Plugin(*key, tuple(p.group for p in points)) for key, points in groups.items()]
+    ours = (p for points in groups.values() for p in points if p.module.startswith(f"{OURS}."))
+    names = {point.name for point in ours}  # a stranger's of that name is another one
     gone = [Plugin(name, "fedtide", (), False) for name in known() if name not in names]
     return sorted([*here, *gone], key=lambda p: (p.name not in known(), p.name))

@@ -72,6 +72,8 @@ def test_a_command_of_a_plugin_that_is_gone_is_told_by_its_name(installed, monke
     line = "error: sweep is of the plugin studies, which this installation lacks\n"
     assert capsys.readouterr().err == line
     assert "No such command 'swep'" in CliRunner().invoke(app, ["swep"]).output
+    installed(("studies", "json:dumps"))
+    assert owner_of("commands", "sweep") == "studies", "a stranger's plugin has its name"
     installed(("studies", "fedplugins.studies.command:app"), folders=("studies",))
     assert owner_of("commands", "sweep") is None
 

@@ -105,15 +105,26 @@ def in_their_places(listed: Sequence[Part], further: Iterable[Part]) -> tuple[Pa
     return tuple(placed)
 
 
+_WITH_KEYS = set[str]()
+"""The tables of the core to which plugins may add keys; modules of the config fill it at import."""
+
+
+def _named(tables: Iterable[str]) -> str:
+    return ", ".join(f"[{name}]" for name in sorted(tables))
+
+
 def with_plugins(table: type[Table]) -> type[Table]:
     """Return the class of a whole config with the tables that plugins add, each at its defaults."""
-    added = {name: kind for name, kind in _added() if name not in table.model_fields}
+    added = {name: kind for name, kind in _added() if name not in _WITH_KEYS}
+    for name in added.keys() & table.model_fields.keys():
+        raise ConfigError(f"a plugin adds keys to [{name}], and may to {_named(_WITH_KEYS)} alone")
     fields: dict[str, Any] = {name: (kind, kind()) for name, kind in added.items()}
     return _made(table, (table,), fields) if fields else table
 
 
 def with_keys(table: type[Table], name: str) -> type[Table]:
     """Return the class of a table of a config, of this name, with the keys that plugins add."""
+    _WITH_KEYS.add(name)
     further = tuple(kind for other, kind in _added() if other == name)
     return _made(table, (*further, table), {}) if further else table
 

@@ -74,6 +74,18 @@ def test_a_table_of_a_plugin_has_its_defaults_and_sends_no_path(sounding):
     assert (sounding.__name__, sounding.__doc__) == ("Experiment", Experiment.__doc__)
 
 
+def test_keys_for_a_table_that_takes_none_are_refused_and_not_ignored(monkeypatch):
+    of_plugin = ModuleType("of_a_plugin.table")
+    of_plugin.Sounds = Sounds
+    monkeypatch.setitem(sys.modules, "of_a_plugin.table", of_plugin)
+    part = Part("sounds", "[server] on", home="of_a_plugin", tables={"server": "table:Sounds"})
+    monkeypatch.setattr(module, "parts_of_plugins", lambda: (part,))
+    with pytest.raises(
+        ConfigError, match=r"adds keys to \[server\], and may to \[evaluate\] alone"
+    ):
+        with_plugins(Experiment)
+
+
 @pytest.fixture
 def gone(monkeypatch) -> None:
     """Have the plugin of ``[sounds]`` be one of fedtide's whose folder was deleted."""
@@ -140,7 +152,6 @@ def test_keys_of_a_plugin_join_a_table_of_the_core(monkeypatch):
     made = with_keys(Evaluate, "evaluate")
     assert made.model_validate({"every": 2, "loud": True}).loud
     assert (made().loud, made.__name__, made.__doc__) == (False, "Evaluate", Evaluate.__doc__)
-    assert with_keys(Evaluate, "server") is Evaluate
     assert [*made.model_fields][-2:] == ["loud", "hall"]
 
 
