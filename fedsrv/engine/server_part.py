@@ -356,7 +356,8 @@ class WholeCohort(Exchange):
         results = parts.cohort.send_and_receive(trip)
         out = parts.judged(at, results)
         left = [client for client in results.by_client if client not in out]
-        check_left(out, left, parts.experiment.server.min_clients, at.ctx.round)
+        all_needed = parts.experiment.server.min_clients is None
+        check_left(out, left, 1 if all_needed else trip.until.needed, at.ctx.round)
         parts.leave_out(at.ctx, results, out)
         if not out or results.mean is None:
             return results
@@ -367,12 +368,12 @@ class WholeCohort(Exchange):
 
 
 def check_left(
-    out: Mapping[int, str], left: Sequence[object], min_clients: int | None, round: Round
+    out: Mapping[int, str], left: Sequence[object], needed: int | None, round: Round
 ) -> None:
-    """Check that enough uploads are left without those that are left out.
+    """Check that as many uploads are left as a round of its cohort needs, one at least.
 
     Raises:
-        TooFewClients: fewer than ``min_clients`` are, where the config gives it; says how to go on.
+        TooFewClients: fewer are; says how to go on.
     """
-    if out and len(left) < (min_clients or 1):
-        raise too_few(out, round, "upload", min_clients or 1)
+    if out and len(left) < max(1, needed or 0):
+        raise too_few(out, round, "upload", max(1, needed or 0))

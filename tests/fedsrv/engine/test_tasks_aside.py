@@ -89,6 +89,39 @@ def test_a_bad_month_ends_no_run_and_its_client_goes_on_with_the_next_one(kills,
         assert whole["state_sha256"] == summary["state_sha256"]
 
 
+def scaled(place: Path, times: float) -> Path:
+    """Write a task whose values are so many times those of digits: its upload lies far out."""
+    arrays_in(place, [1, 2], 0)
+    for part in ("train", "test"):
+        x = np.load(place / f"{part}_x.npy").astype(np.float32) / 255
+        np.save(place / f"{part}_x.npy", x * np.float32(times))
+    return place
+
+
+def many(data: Path, clients: int) -> None:
+    """Let there be more clients, with the data of the first one."""
+    for client in range(2, clients):
+        shutil.copytree(data / "0", data / str(client))
+
+
+@pytest.mark.parametrize("beside", [2, 3, 4])
+def test_an_odd_month_ends_no_run_whose_cohorts_are_smaller_than_min_clients(beside, own, tmp_path):
+    """Ten clients, so five are needed of all; a cohort has three, four or five."""
+    many(own, 10)
+    floats(own)
+    run = tmp_path / "run"
+    schedule = {"clients": 10, "participants": f"new + {beside}"}
+    opened(own, run, schedule=schedule)
+    add_task(own, 0, scaled(tmp_path / "march", 1e4))
+    summary = opened(own, run, "close", schedule=schedule)
+    assert summary is not None
+    records = records_of(run)
+    assert [len(record["cohort"]) for record in records] == [10, beside, beside, beside]
+    ((client, task, why),) = summary["growths"][-1]["set_aside"]
+    assert (client, task) == (0, 1)
+    assert why.startswith("3 of its uploads came to nothing; the last one: its upload is far out")
+
+
 def test_a_task_is_set_aside_by_hand_before_it_begins_or_while_it_is_learned(own, tmp_path):
     """Task 1 of client 0 is under way, its task 2 has not begun; a crash loses no wish.
 
