@@ -129,7 +129,12 @@ def rendered(text: str) -> str:
         if measured is not None:
             return "\n".join([mark[1], measured, mark[3]])
         outcome = read_record(RECORDS / f"{mark[2]}.json")
-        parts = [mark[1], made_with(outcome) + "\n", page(outcome), *_picture(outcome, mark[2])]
+        parts = [
+            mark[1],
+            made_with(outcome) + "\n",
+            page(outcome, pictured=True),
+            *_picture(outcome, mark[2]),
+        ]
         return "\n".join([*parts, mark[3]])
 
     return MARKED.sub(tables, text)

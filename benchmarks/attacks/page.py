@@ -1,15 +1,15 @@
 """The tables of docs/results/attacks.md, made from the records of the studies of attacks.
 
-A figure is the mean over the seeds, in percent, of the honest clients. Brackets hold the 95 %
-confidence interval, by Student's t, of the difference to the table's first row, paired by seed,
-where there are three pairs or more. A star marks an interval without zero. Intervals are not
-corrected for multiple comparisons.
+A figure is the mean over the seeds, in percent, of the honest clients. With three pairs or more it
+is compared with the first row of its table, paired by seed: brackets hold the 95 % confidence
+interval of the difference by Student's t where that leaves out zero. Intervals are not corrected
+for multiple comparisons.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -147,44 +147,60 @@ def _of_methods(record: Record) -> Iterator[str]:
             base = Cell(method, "", NONE, 0)
             rows = [base, *(Cell(method, "", attack, attackers) for attack in attacks)]
             title = f"**{method}, {attackers} of {record.clients()} attack**"
-            against = dict.fromkeys(rows, base)
-            yield title + "\n\n" + _table(record, rows, against, honest, lambda cell: cell.attack)
+            yield title + "\n\n" + _table(record, rows, honest)
 
 
 def _of_defences(record: Record) -> Iterator[str]:
-    """Yield a table for each method and attack: defences beside the plain reduction."""
+    """Yield a table for each method: defences by attacks, beside the plain reduction.
+
+    A figure is of everybody's model, or of what clients receive where there is none; a backdoor has
+    its hits as well.
+    """
     defended = [cell for cell in record.runs if cell.defence]
-    groups = dict.fromkeys((c.method, c.attackers, c.attack) for c in defended)
-    for method, attackers, attack in groups:
-        honest = record.clients() - (attackers or min(_numbers(record), default=0))
-        base = Cell(method, "", attack, attackers)
-        rows = [
-            base,
-            *(
-                c
-                for c in defended
-                if (c.method, c.attackers, c.attack) == (method, attackers, attack)
-            ),
+    for method in dict.fromkeys(cell.method for cell in defended):
+        own = [cell for cell in defended if cell.method == method]
+        rules = ["", *dict.fromkeys(cell.defence for cell in own)]
+        attacks = dict.fromkeys((cell.attackers, cell.attack) for cell in own)
+        runs = [run for cell in own for run in record.runs[cell].values()]
+        view = "global" if any("global" in run for run in runs) else "received"
+        columns = [
+            (number, attack, column)
+            for number, attack in attacks
+            for column in (view, f"{view} hits")
+            if column == view or "backdoor" in attack
         ]
-        what = f"{attackers} of {record.clients()}: {attack}" if attackers else "no attack"
-        named = lambda cell: cell.defence or "mean"  # noqa: E731
-        yield f"**{method}, {what}**\n\n" + _table(
-            record, rows, dict.fromkeys(rows, base), honest, named
-        )
+        heads = [
+            (f"{number}: {attack}" if number else "no attack") + ", hits" * column.endswith("hits")
+            for number, attack, column in columns
+        ]
+        lines = [["", *heads], ["---"] * (len(heads) + 1)]
+        for rule in rules:
+            cells = [Cell(method, rule, attack, number) for number, attack, _ in columns]
+            texts = [
+                _defended(record, cell, column)
+                for cell, (_, _, column) in zip(cells, columns, strict=True)
+            ]
+            lines.append([rule or "mean", *texts])
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        yield f"**{method}, {record.clients()} clients: {COLUMNS[view]}**\n\n{table}"
+
+
+def _defended(record: Record, cell: Cell, column: str) -> str:
+    """Return a figure beside that of the plain reduction under the same attack."""
+    if cell not in record.runs:
+        return "–"
+    honest = record.clients() - (cell.attackers or min(_numbers(record), default=0))
+    base = replace(cell, defence="")
+    text, few = _text(record, cell, base, column, honest), len(record.runs[cell])
+    return text if few >= MIN_SEEDS else f"{text} ({few})"
 
 
 def _numbers(record: Record) -> set[int]:
     return {cell.attackers for cell in record.runs} - {0}
 
 
-def _table(
-    record: Record,
-    rows: Sequence[Cell],
-    against: Mapping[Cell, Cell],
-    honest: int,
-    named: Callable[[Cell], str],
-) -> str:
-    """Return a table of these cells; columns that none of them has are left out."""
+def _table(record: Record, rows: Sequence[Cell], honest: int) -> str:
+    """Return a table of attacks beside the first row; columns without a figure are left out."""
     shown = {c: [record.values(row, c, honest) for row in rows] for c in COLUMNS}
     there = [c for c, found in shown.items() if any(found)]
     for ending in ("", " hits"):  # where clients hold no more than everybody's model
@@ -194,8 +210,8 @@ def _table(
     for row in rows:
         if row not in record.runs:
             continue
-        texts = [_text(record, row, against[row], column, honest) for column in there]
-        name = f"{named(row)}{_fewer(record, row, rows)}"
+        texts = [_text(record, row, rows[0], column, honest) for column in there]
+        name = f"{row.attack}{_fewer(record, row, rows)}"
         lines.append([name, *texts, *(_told(record, row, column) for column in TOLD)])
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -211,15 +227,15 @@ def _fewer(record: Record, row: Cell, rows: Sequence[Cell]) -> str:
 
 
 def _text(record: Record, row: Cell, base: Cell, column: str, honest: int) -> str:
-    """Return a mean, and the interval of the difference to another cell."""
+    """Return a mean, and the interval of the difference to another cell if it leaves out zero."""
     found = record.values(row, column, honest)
     if not found:
         return "stopped" if any("stopped" in run for run in record.runs[row].values()) else "–"
     mean = f"{fmean(found.values()):.1f}"
     apart = difference(found, record.values(base, column, honest)) if row != base else None
-    if apart is None or apart.pairs < MIN_SEEDS:
+    if apart is None or apart.pairs < MIN_SEEDS or not apart.is_clear:
         return mean
-    return f"{mean} [{apart.low:+.1f}, {apart.high:+.1f}]{' *' if apart.is_clear else ''}"
+    return f"{mean} [{apart.low:+.1f}, {apart.high:+.1f}]"
 
 
 def _told(record: Record, row: Cell, column: str) -> str:

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.measure import parser_of
-from benchmarks.papers.page import text_of
+from benchmarks.papers.page import in_short, not_run, text_of
 from benchmarks.papers.size import dealt, problem_of
 from benchmarks.papers.table import PAPERS, Shown, tables_of
 from fedmodels.config.experiment import Experiment, NetTable
@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     cells = sum(len(list(table.cells())) for table in tables)
     print(f"{len(tables)} tables and figures, {cells} cells")
+    if missing := sum(map(not_run, tables)):
+        print(in_short(missing, options.name))
     return 0
 
 

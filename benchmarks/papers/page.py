@@ -22,7 +22,7 @@ from fedplugins.studies.plan import Cell, Sweep, plan
 from fedsrv.report.frame import Difference, Seeds, difference, known
 
 RECORDS, STUDIES = ROOT / "benchmarks" / "records", ROOT / "benchmarks" / "studies"
-NOT_RUN, NONE, PICTURE, UNSCORED = "not run", "–", "picture", "no such model"
+NONE, PICTURE, UNSCORED = "–", "picture", "no such model"
 
 
 @cache
@@ -90,14 +90,17 @@ def interval(found: Difference | None) -> str:
 
 
 def text_of(shown: Shown) -> str:
-    """Return a table: the paper's cells first, then what stands beside them."""
+    """Return a table: the paper's cells, ours where they ran, then the runs beside them."""
     table = shown.table
     lines = [f"{shown.paper}, {shown.name.replace('-', ' ')}: {table.title}", table.shows]
     if table.command:
         lines.append(f"Shown by: {table.command}")
     if table.curve:
         lines.append(f"By round: {table.curve} of rounds.jsonl; below is its last value.")
-    lines += ["", "paper | here", *_grid(_cells(shown))]
+    if len(cells := list(_cells(shown))) > 1:
+        lines += ["", "paper | here", *_grid(iter(cells))]
+    if missing := not_run(shown):
+        lines += ["", in_short(missing, f"{shown.paper}/{shown.name}")]
     for one in table.beside:
         if seeds_of(one):
             lines += ["", f"{one.heading}: {_about(shown, one)}", *_grid(_beside(shown, one))]
@@ -126,10 +129,25 @@ def seeds_of(one: Beside) -> str:
     return next((f"seeds {', '.join(found)}" for found in seeds.values()), "")
 
 
+def not_run(shown: Shown) -> int:
+    """Return how many cells have neither a run nor a count here."""
+    found = (_here(shown, one.row, one.setting, one.score) for one in shown.cells())
+    return sum(here is None for here in found)
+
+
+def in_short(missing: int, name: str) -> str:
+    """Return how many cells were not run, and the command that writes their configs."""
+    how = f"python -m benchmarks.papers {name} --configs DIR".replace("  ", " ")
+    return f"{missing} cells not run; `{how}` writes their configs, `fedsrv launch` runs one"
+
+
 def _cells(shown: Shown) -> Iterator[list[str]]:
-    """Yield the lines of the paper's grid: a line for each column of the paper."""
+    """Yield the lines of the paper's grid: a line for each column of the paper.
+
+    A cell that was not run has the paper's figure alone; a line of pictures that were not is left
+    out.
+    """
     table, cells = shown.table, {(c.row, c.setting, c.score): c for c in shown.cells()}
-    own = {one.of: one for one in table.beside if one.is_cell}
     yield ["", *table.rows]
     for setting in table.settings:
         for score in table.scores:
@@ -139,22 +157,27 @@ def _cells(shown: Shown) -> Iterator[list[str]]:
                     line.append(NONE)
                     continue
                 said = _said(cells[row, setting, score])
-                found = ours(own[setting], shown, row, score) if setting in own else {}
-                if score in table.unscored.get(row, ()):
-                    here = UNSCORED
-                elif found:
-                    here = mean_of(found, found.keys())
-                else:
-                    here = _counted(shown, row, setting, score)
-                line.append(f"{said} | {here}")
-            yield line
+                here = _here(shown, row, setting, score)
+                line.append(said if here is None else f"{said} | {here}")
+            if {*line[1:]} - {PICTURE, NONE}:
+                yield line
 
 
-def _counted(shown: Shown, row: str, setting: str, score: str) -> str:
+def _here(shown: Shown, row: str, setting: str, score: str) -> str | None:
+    """Return our figure of a cell: a mean over seeds, or a count; None where it was not run."""
+    if score in shown.table.unscored.get(row, ()):
+        return UNSCORED
+    own = {one.of: one for one in shown.table.beside if one.is_cell}
+    if setting in own and (found := ours(own[setting], shown, row, score)):
+        return mean_of(found, found.keys())
+    return _counted(shown, row, setting, score)
+
+
+def _counted(shown: Shown, row: str, setting: str, score: str) -> str | None:
     """Return a count of a cell that was not run, relative to a row where the paper's is."""
     what, of = shown.table.scores[score].counted, shown.table.scores[score].of
     if not what:
-        return NOT_RUN
+        return None
     count = counted(shown.experiment(row, setting), what)
     if of in ("", row):
         return f"{count:,} counted"

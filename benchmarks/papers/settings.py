@@ -4,7 +4,8 @@
 and columns (regular expressions), in which words of the paper, or why we chose. Of two lines about
 the same key of a cell the later one holds.
 
-    python -m benchmarks.papers.settings > docs/results/settings.md
+    python -m benchmarks.papers.settings > docs/results/settings.md    # our readings and choices
+    python -m benchmarks.papers.settings --all                         # every line, with its words
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -142,16 +144,18 @@ def faults(shown: Shown) -> Iterator[str]:
             yield f"{place}: no line about {key} = {values.get(key)!r}"
 
 
-HEAD = """# The papers' settings, cell by cell
+HEAD = """# The papers' settings: what we read into them
 
-`make paper-tables` has every table and figure of the four papers. Each cell has a config, and
-this page says where its values come from: the paper's own words, or why we chose where it says
-nothing. A test holds every cell's config to these lines. Of two lines about the same key of a
-cell the later one holds; keys that no line names are at the product's defaults. `rounds` are all
-of a run, `cohort` the clients of a round, `net.*` and `method.*` what else a net and a method
-take. The last column counts the configs in which a line decides; the scores of a cell's row and
-column share one. This page is of the papers' own sizes alone: what runs here were smaller is on
-the pages of [the results](../results.md).
+For readers who ask where the configs of the papers' own tables come from. `make paper-tables`
+prints every table and figure of the four papers; each cell has a config, and each key of a config
+is either quoted from the paper or chosen by us. A test holds every config to these lines.
+
+Below are the lines in which the paper is silent or its words allow more than one reading.
+`python -m benchmarks.papers.settings --all` prints every line with the paper's words. Where two
+lines set the same key of a cell, the later one holds; keys without a line are at the product's
+defaults. `rounds` counts all rounds of a run, `cohort` the clients of a round, `net.*` and
+`method.*` the remaining keys of a net and a method. These are the papers' own sizes; the smaller
+runs that we made are described with [the results](../results.md).
 
 This page is generated: `python -m benchmarks.papers.settings > docs/results/settings.md`.
 """
@@ -170,31 +174,43 @@ def decided(paper: str) -> dict[int, list[tuple[str, str, str]]]:
     return found
 
 
-def page() -> str:
-    """Return the page."""
-    return "\n".join([HEAD, *(_section(paper) for paper in PAPERS)])
+def page(*, every: bool = False) -> str:
+    """Return the page: lines with a reading or a choice of ours, or every line."""
+    return "\n".join([HEAD, *(_section(paper, every=every) for paper in PAPERS)])
 
 
-def _section(paper: str) -> str:
+def _section(paper: str, *, every: bool) -> str:
     tables = {shown.name: shown for shown in tables_of([paper])}
-    rows = [
-        "| keys | tables | rows | columns | the paper's words | how read, or why | configs |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for line, configs in zip(lines_of(paper), decided(paper).values(), strict=True):
-        in_tables, of_rows, of_columns = map(_once, zip(*configs, strict=True))
-        there = [run for name in in_tables for run in tables[name].runs()]
+    lines = lines_of(paper)
+    heads = ["keys", "cells", "the paper", "how read, or why chosen", "configs"]
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for line, configs in zip(lines, decided(paper).values(), strict=True):
+        if not (line.why or every):
+            continue
+        said = f"“{line.quote}”, {line.where}" if every and line.quote else line.where
         cells = [
             "<br>".join(f"`{key}` = {json.dumps(value)}" for key, value in line.keys.items()),
-            _names(in_tables, list(tables)),
-            _names(of_rows, _once(row for row, _ in there)),
-            _names(of_columns, _once(column for _, column in there)),
-            f"“{line.quote}”, {line.where}" if line.quote else "–",
+            _cells(configs, tables),
+            said or "silent",
             line.why or "–",
             str(len(configs)),
         ]
         rows.append(f"| {' | '.join(cells)} |")
-    return f"## {NAMES[paper]}\n\n" + "\n".join(rows) + "\n"
+    quoted = sum(not line.why for line in lines)
+    told = "" if every else f"{quoted} of {len(lines)} lines are the paper's own words.\n\n"
+    return f"## {NAMES[paper]}\n\n{told}" + "\n".join(rows) + "\n"
+
+
+def _cells(configs: Sequence[tuple[str, str, str]], tables: Mapping[str, Shown]) -> str:
+    """Return in a few words which cells these configs are of."""
+    in_tables, of_rows, of_columns = map(_once, zip(*configs, strict=True))
+    there = [run for name in in_tables for run in tables[name].runs()]
+    named = {
+        _names(in_tables, list(tables)),
+        _names(of_rows, _once(row for row, _ in there)),
+        _names(of_columns, _once(column for _, column in there)),
+    } - {"all"}
+    return "; ".join(sorted(named)) or "all"
 
 
 def _once(names: Iterable[str]) -> list[str]:
@@ -212,4 +228,4 @@ def _names(some: Sequence[str], every: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(page(every="--all" in sys.argv[1:]), end="")

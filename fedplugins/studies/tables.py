@@ -21,7 +21,10 @@ if TYPE_CHECKING:
     from fedsrv.report.page import Section
 
 
-BOLD = "Bold: better than every other row of its setting; no interval has zero."
+BOLD = (
+    "Bold: better than every other row of its setting in a paired test over seeds. Each row chooses "
+    "among the classes of its own method's rule."
+)
 DIFFERENCES = "Differences to {} over the same seeds: mean [95 % interval by Student's t]."
 CORRECTED = (
     "{} of the {} intervals of scores leave out zero by themselves. A star marks the {} that stay "
@@ -39,8 +42,11 @@ def _about(outcome: Outcome) -> str:
     return f"{said} {counts}" if clear else said
 
 
-def page(outcome: Outcome) -> str:
-    """Return all tables in Markdown: scores, ladders, differences, curves."""
+def page(outcome: Outcome, *, pictured: bool = False) -> str:
+    """Return the tables in Markdown: scores, ladders, differences, curves.
+
+    With ``pictured``, ladders and curves are left to the picture (:func:`draw`).
+    """
     parts = [outcome.table().markdown()]
     if outcome.paper:
         parts.append(f"{outcome.paper.caption}\n")
@@ -48,10 +54,12 @@ def page(outcome: Outcome) -> str:
         parts.append(f"{BOLD}\n")
     if outcome.fairness:
         parts.append(f"{outcome.fairness}\n")
-    parts += [ladder.markdown() for ladder in outcome.ladders()]
+    if not pictured:
+        parts += [ladder.markdown() for ladder in outcome.ladders()]
     if (differences := outcome.difference_table()).rows:
         parts += [f"{_about(outcome)}\n", differences.markdown()]
-    return "\n".join([*parts, *(table.markdown() for table in outcome.curve_tables())])
+    curves = () if pictured else outcome.curve_tables()
+    return "\n".join([*parts, *(table.markdown() for table in curves)])
 
 
 def section_of(outcome: Outcome) -> Section:

@@ -318,7 +318,7 @@ def test_tables_compare_the_same_honest_clients(tmp_path, monkeypatch):
     monkeypatch.setattr(page, "RECORDS", tmp_path)
     text = page.page("x")
     assert "| none | 80.0 |" in text
-    assert "| sign flip | 56.7 [-37.7, -9.0] * |" in text
+    assert "| sign flip | 56.7 [-37.7, -9.0] |" in text
     assert "Of 6 runs with seeds 0, 1, 2; torch 2." in text
 
 
