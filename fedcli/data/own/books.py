@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import DAMAGED
 from fedcli.data.folders import BOOKS, ending, shown
-from fedcli.data.own.table_files import TableRows, check_twice, text_of, texts_in
+from fedcli.data.own.table_files import TableRows, check_twice
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError, FedtideError, pip_line, reason_of, suggestion
@@ -38,9 +38,9 @@ class Part:
     name: str
     columns: Sequence[str]
     """Names of its columns; empty where one has none."""
-    read: Callable[[set[str]], tuple[Any, NDArray[np.int64] | None]]
-    """Returns a frame of pandas with these columns, of which some hold texts, and the places of
-    its rows in the file (n,), from 0 on; None where it begins with its first row."""
+    read: Callable[[], tuple[Any, NDArray[np.int64] | None]]
+    """Returns a frame of pandas with these columns, and the places of its rows in the file (n,),
+    from 0 on; None where it begins with its first row."""
 
 
 def tables_of(
@@ -121,9 +121,9 @@ def _rows(
     where = f"{path} [{printable(part.name, MAX_LETTERS)}]" if len(several) > 1 else path
     of_file = recipe.in_files(columns)
     left = check_twice(part.columns, of_file, where)
-    frame, places = part.read(texts_in(of_file, recipe, keep))
+    frame, places = part.read()
     unnamed = [name for name in frame.columns if not name or name in left]
-    rows = TableRows.of_frame(frame.drop(columns=unnamed), where, of_file, recipe)
+    rows = TableRows.of_frame(frame.drop(columns=unnamed), where, of_file, recipe, keep)
     apart = {name: _joined_by(part, other) for other in reversed(several) for name in other.columns}
     return replace(rows, file=path, part=part.name, places=places, apart=apart), recipe
 
@@ -140,27 +140,12 @@ def _joined_by(part: Part, other: Part) -> str:
     return f"{it!r} has it: save both as CSV, and give a file join.sql beside them: {query}"
 
 
-def frame_of(names: Sequence[str], rows: Sequence[Sequence[Any]], texts: Collection[str]) -> Any:
-    """Return records of Python values as a frame: numbers, dates or texts by column."""
+def frame_of(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Any:
+    """Return records of Python values as a frame; of columns of one name none is there."""
     pandas = importlib.import_module("pandas")
     once = {name for name, count in Counter(names).items() if count == 1}
     found = {
-        name: pandas.Series(_column([row[at] if at < len(row) else None for row in rows],
-                                    is_text=name in texts))
+        name: pandas.Series([row[at] if at < len(row) else None for row in rows], dtype=object)
         for at, name in enumerate(names) if name in once
     }  # fmt: skip
     return pandas.DataFrame(found, index=range(len(rows)))
-
-
-def _column(values: Sequence[Any], *, is_text: bool) -> Any:
-    """Return the cells of a column in one type, where they have one."""
-    pandas = importlib.import_module("pandas")
-    kinds = {type(value) for value in values if value is not None}
-    if is_text:
-        return pandas.array([None if v is None else text_of(v) for v in values], dtype=object)
-    if kinds and all(issubclass(kind, int | float) for kind in kinds):
-        return np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-    if kinds and all(hasattr(kind, "isoformat") and hasattr(kind, "year") for kind in kinds):
-        return pandas.to_datetime(pandas.Series(values), errors="coerce")
-    plain = [v if v is None or isinstance(v, int | float) else text_of(v) for v in values]
-    return pandas.array(plain, dtype=object)

@@ -185,8 +185,9 @@ def parsed(
         texts = [value for value in missing if isinstance(value, str)]
         filled = filled & ~column.isin([*MISSING, *texts]).to_numpy()
         if filled.any() and hasattr(column, "str"):  # one text makes texts of a whole column
-            bare = column if own is None else column.map(own.bare, na_action="ignore")
-            column = plain(bare, table.marks.decimal)
+            if own is not None:
+                column = column.map(lambda cell: own.bare(cell) if isinstance(cell, str) else cell)
+            column = plain(column, table.marks.decimal)
     numbers = pandas.to_numeric(column, errors="coerce")
     found = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     filled = filled & ~np.isin(found, [value for value in missing if not isinstance(value, str)])

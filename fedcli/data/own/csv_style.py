@@ -121,7 +121,7 @@ def style_of(path: Path, columns: Columns, recipe: Recipe = EMPTY) -> Style:
         return Style(encoding, delimiter)
     head = head_row(records, wanted)
     (begin, names), rows = records[head], [cells for _, cells in records[head + 1 :]]
-    units = units_of(rows)
+    units = units_of([recipe.all_bare(names, row) for row in rows])
     style = Style(encoding, delimiter, Marks(), begin, units)
     cells = _cells_of(names, rows[units:], columns, recipe)
     if len(records) == RECORDS and not any(map(_has_mark, chain.from_iterable(cells.values()))):

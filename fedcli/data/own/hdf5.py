@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import check_memory
-from fedcli.data.own.books import Part, frame_of
+from fedcli.data.own.books import Part
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
@@ -60,18 +60,18 @@ def opened(path: Path, columns: Columns, recipe: Recipe, since: Any) -> Iterator
 def _of_records(path: Path, item: Any) -> Part:
     names = [name for name in item.dtype.names if item.dtype[name].shape == ()]
 
-    def read(texts: set[str]) -> tuple[Any, None]:
+    def read() -> tuple[Any, None]:
         _check(path, item)
-        return _frame({name: _cells(path, item, name) for name in names}, texts), None
+        return _frame({name: _cells(path, item, name) for name in names}), None
 
     return Part(item.name.strip("/"), names, read)
 
 
 def _of_columns(path: Path, group: str, columns: dict[str, Any]) -> Part:
-    def read(texts: set[str]) -> tuple[Any, None]:
+    def read() -> tuple[Any, None]:
         for item in columns.values():
             _check(path, item)
-        return _frame({name: _cells(path, item) for name, item in columns.items()}, texts), None
+        return _frame({name: _cells(path, item) for name, item in columns.items()}), None
 
     return Part(group.strip("/") or "/", list(columns), read)
 
@@ -84,10 +84,10 @@ def _of_matrix(path: Path, item: Any) -> Part:
     else:
         names = [str(at) for at in range(item.shape[1])]
 
-    def read(texts: set[str]) -> tuple[Any, None]:
+    def read() -> tuple[Any, None]:
         _check(path, item)
         values = item[()]
-        return _frame({name: values[:, at] for at, name in enumerate(names)}, texts), None
+        return _frame({name: values[:, at] for at, name in enumerate(names)}), None
 
     return Part(item.name.strip("/"), names, read)
 
@@ -120,11 +120,5 @@ def _cells(path: Path, item: Any, field: str | None = None) -> NDArray[Any]:
     )
 
 
-def _frame(columns: dict[str, NDArray[Any]], texts: set[str]) -> Any:
-    pandas = importlib.import_module("pandas")
-    of_texts = {
-        name: frame_of([name], [[v] for v in values.tolist()], texts)[name]
-        if name in texts and values.dtype.kind != "O" else values
-        for name, values in columns.items()
-    }  # fmt: skip
-    return pandas.DataFrame(of_texts)
+def _frame(columns: dict[str, NDArray[Any]]) -> Any:
+    return importlib.import_module("pandas").DataFrame(columns)

@@ -27,8 +27,8 @@ from fedcli.data.own.table_files import (
     files_of,
     read_tables,
     tell_styles,
-    text_of,
 )
+from fedcli.data.own.typed_columns import text_of
 from fedmodels.config.columns import OF_TARGETS, ROLES, Columns
 from fedmodels.config.recipe import recipe_in
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
@@ -254,9 +254,6 @@ def given_rows(
     cells = {one: [row.get(one) for row in rows] for one in names}
     if any(not isinstance(v, str | int | float | None) for of in cells.values() for v in of):
         raise DataError(f"{name} holds a value that is no number and no text")
-    for one in (*(columns.categories or ()), columns.client, columns.session):
-        if one in cells:  # JSON's reader makes 2.0 of 2
-            cells[one] = [None if value is None else text_of(value) for value in cells[one]]
     frame = importlib.import_module("pandas").DataFrame(cells, index=range(len(rows)))
     (table,) = _marked(how, lambda columns: [TableRows.of_frame(frame, name, columns)])
     columns = _unlabelled(columns, names, name)

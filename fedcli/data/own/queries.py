@@ -61,15 +61,7 @@ def opened(path: Path, columns: Columns, recipe: Recipe, since: Since) -> Iterat
     else:
         names, frame = _of_duckdb(path, base, query, recipe, since)
 
-    def read(texts: set[str]) -> tuple[Any, None]:
-        rows = {
-            name: frame_of([name], [[None if v is None or v != v else v] for v in frame[name]],
-                           texts)[name]
-            for name in texts if name in frame.columns
-        }  # fmt: skip
-        return frame.assign(**rows), None
-
-    yield [Part("", names, read)]
+    yield [Part("", names, lambda: (frame, None))]
 
 
 def _begins(path: Path) -> bytes:
@@ -105,7 +97,7 @@ def _of_sqlite(
             rows = found.fetchall()
     except (sqlite3.Error, sqlite3.Warning) as error:
         raise DataError(f"{path}: {error}; {ONE}") from None
-    return names, frame_of(names, rows, ())
+    return names, frame_of(names, rows)
 
 
 def _of_duckdb(

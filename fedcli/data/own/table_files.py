@@ -28,6 +28,7 @@ from fedcli.data.own.csv_style import (
     style_of,
 )
 from fedcli.data.own.number_marks import Marks, marks_of
+from fedcli.data.own.typed_columns import typed
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError, pip_line, reason_of
@@ -88,14 +89,24 @@ class TableRows:
 
     @classmethod
     def of_frame(
-        cls, frame: Any, where: object, columns: Columns, recipe: Recipe = EMPTY
+        cls,
+        frame: Any,
+        where: object,
+        columns: Columns,
+        recipe: Recipe = EMPTY,
+        keep: Collection[str] = (),
     ) -> TableRows:
         """Return the rows of a file without lines, whose cells may be numbers or texts.
+
+        Columns to ``keep`` hold texts.
 
         Raises:
             DataError: the decimal mark of its texts cannot be found.
         """
-        empty = {*MISSING, *columns.missing_texts}
+        frame, empty = (
+            typed(frame, texts_in(columns, recipe, keep)),
+            {*MISSING, *columns.missing_texts},
+        )
         cells = {
             name: [
                 recipe.bare(name, c)
@@ -269,15 +280,6 @@ def _as_in_run(read: TableRows, recipe: Recipe, since: Since) -> TableRows:
     return replace(read, frame=frame.rename(columns=names), recipe=recipe)
 
 
-def text_of(value: Any) -> str:
-    """Return a cell as a CSV has it: 7 is no 7.0."""
-    if isinstance(value, float) and value.is_integer():
-        return f"{value:.0f}"
-    if hasattr(value, "isoformat"):
-        return str(value.isoformat()).replace("T", " ")
-    return str(value)
-
-
 def texts_in(columns: Columns, recipe: Recipe, keep: Collection[str]) -> set[str]:
     """Return the columns of a file that hold texts; ``columns`` have its own names."""
     named = {name for name in columns.named if name != columns.time}
@@ -323,9 +325,10 @@ def _read(
                 how = marks.beyond(path, recipe.mark, since)
             with open_regular(path) as file:
                 frame = pandas.read_parquet(file, engine="pyarrow", **how)
-                return TableRows.of_frame(frame, path, columns, recipe)
+                return TableRows.of_frame(frame, path, columns, recipe, keep)
         style = style_of(path, columns, recipe)
-        frame = _read_csv(pandas, path, texts_in(columns, recipe, keep), style, columns)
+        texts = texts_in(columns, recipe, keep)
+        frame = typed(_read_csv(pandas, path, texts, style, columns), texts)
     except pandas.errors.ParserWarning:
         raise DataError(
             f"{path}: rows have more fields than the first line has names; maybe a comma ends them"

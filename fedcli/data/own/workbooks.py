@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from fedcli.data.archives import PIECE, check_growth
 from fedcli.data.own.books import Part, frame_of
 from fedcli.data.own.csv_style import LEADING, head_row, units_of
-from fedcli.data.own.table_files import text_of
+from fedcli.data.own.typed_columns import text_of
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
@@ -64,13 +64,13 @@ def _part(path: Path, sheet: Any, columns: Columns, recipe: Recipe) -> Part | No
     own = recipe.resolved({cell for _, cells in texts for cell in cells}, path)
     of_file = own.in_files(columns)
     at = head_row(texts, {*(of_file.features or of_file.named)})
-    units = units_of([cells for _, cells in texts[at + 1 :]])
     place, names = texts[at]
+    units = units_of([own.all_bare(names, cells) for _, cells in texts[at + 1 :]])
 
-    def read(are_texts: set[str]) -> tuple[Any, NDArray[np.int64]]:
+    def read() -> tuple[Any, NDArray[np.int64]]:
         rows = [*head[at + 1 + units :], *filled]
         _check_formulas(path, sheet.title, place, rows, names)
-        frame = frame_of(names, [cells for _, cells in rows], are_texts)
+        frame = frame_of(names, [cells for _, cells in rows])
         return frame, np.array([place for place, _ in rows], dtype=np.int64)
 
     return Part(sheet.title, names, read)

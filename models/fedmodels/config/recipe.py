@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -242,6 +242,11 @@ class Recipe(StrictTable):
         """Return what :meth:`SiteColumn.bare` does, by a column's name in the site's files."""
         own = next((c for run, c in self.columns.items() if name in c.names(run)), None)
         return cell if own is None else own.bare(cell)
+
+    def all_bare(self, names: Sequence[str], cells: Sequence[str]) -> list[str]:
+        """Return the cells of a row as :meth:`bare` does; cells beyond the names stay."""
+        of_names = map(self.bare, names, cells)
+        return [*of_names, *cells[len(names) :]]
 
     @cached_property
     def _classes(self) -> dict[str, str]:
