@@ -155,6 +155,7 @@ docs: $(STAMP)  ## build the documentation site into build/site; a warning is an
 	mkdir -p build
 	for page in combinations commands configuration monitoring schema privacy times; do \
 		$(PYTHON) docs/site/$$page.py > build/$$page.md && mv build/$$page.md docs/$$page.md || exit 1; done
+	$(PYTHON) docs/site/limits.py
 	$(PYTHON) docs/site/plugins.py > build/plugins.json && mv build/plugins.json models/fedmodels/
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 

@@ -206,6 +206,14 @@ def test_the_page_of_combinations_is_current():
     assert len(rows) > 20
 
 
+@ALL_ARE_HERE
+def test_limits_on_pages_are_those_of_the_table():
+    found = dict(script_of("limits").pages())
+    assert len(found) >= 8
+    for page, text in found.items():
+        assert page.read_text("utf-8") == text, "make docs writes it"
+
+
 @pytest.mark.parametrize(
     "package", ["proto/fedpb", "models/fedmodels", "fedsrv", "fedcli", "fedtide"]
 )
