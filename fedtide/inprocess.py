@@ -48,6 +48,7 @@ from fedsrv.parts import (
     server_data_for,
     with_digests,
 )
+from fedsrv.state.decisions import RETIRE
 from fedsrv.state.run_directory import (
     beginning,
     make_directory,
@@ -89,8 +90,6 @@ class InProcessCohort:
         arrival: random.Random | None = None,
         before: Callable[[rpc.Order], None] = lambda order: None,
         after: Callable[[Result], None] = lambda result: None,
-        retired: Sequence[int] = (),
-        forgets: bool = False,
         admission: Admission | None = None,
         began: Experiment | None = None,
     ) -> None:
@@ -107,7 +106,6 @@ class InProcessCohort:
         """What clients are told when they join."""
         if admission is None:
             self.workers.begin(experiment)
-        self._steered = tuple(retired), forgets
         self._admission = admission
         self._read: dict[int, tuple[ClientData, str]] = {}
         """Clients' data as they were read last, and what they announce of them."""
@@ -179,7 +177,7 @@ class InProcessCohort:
             self._admission.follow(classes)
 
     def news(self) -> News:
-        return News(0, self.gather(), *self._steered)
+        return News(0, self.gather())
 
     def rest(self, number: int, seconds: float | None) -> None:
         raise AssertionError("an open run in one process does not wait")
@@ -397,6 +395,7 @@ def run_in_process(
             that is there. ``facts``: write config and versions, by which other commands can resume
             the run, and the summary. ``without``: clients that take no part from now on;
             ``forgotten``: those without whom the run is computed again.
+            ``retired``: clients that leave an open run, ``forgets`` whether they are forgotten.
             ``at_rest``: what an open run does when it has nothing to learn. ``hear``: called with
             each event.
     """
@@ -405,12 +404,14 @@ def run_in_process(
     resume, facts = bool(options.pop("resume", False)), bool(options.pop("facts", False))
     without, at_rest = options.pop("without", ()), options.pop("at_rest", "close")
     forgotten, hear = options.pop("forgotten", ()), options.pop("hear", None)
+    retired, forgets = options.pop("retired", ()), bool(options.pop("forgets", False))
     torch.set_num_threads(experiment.training.threads)  # the count changes floats
     place = data / "server"
     held = server_data_for(experiment, place if place.is_dir() else None)
     with ExitStack() as stack:
         store = Store(out, experiment, resume)
         stack.callback(store.close)
+        store.decide(RETIRE, *({"client": client, "forgets": forgets} for client in retired))
         for line in store.evidence.differences:
             log.warning("%s", line)
         for line in set_aside(store, without, forgotten):

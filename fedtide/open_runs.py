@@ -66,8 +66,6 @@ class OpenRun:
     def __init__(self, experiment: Any, path: Path, data: Path) -> None:
         """Go on with the run in ``path``, on the clients' data in ``data``."""
         self.experiment, self.path, self.data = experiment, path, data
-        self._retired: list[int] = []
-        self._forgets = False
 
     def add_task(self, client: int, source: str | os.PathLike[str]) -> Added:
         """Add a task to a client's data; the next :meth:`learn` trains on it.
@@ -104,7 +102,7 @@ class OpenRun:
         return drop_task(self.data, client, task, why)
 
     def retire(self, clients: Sequence[int], *, forget: bool = False) -> None:
-        """Let clients leave for good, before the next round.
+        """Let clients leave for good, before the next round; that is on the disk at once.
 
         Args:
             clients: who.
@@ -113,6 +111,8 @@ class OpenRun:
         Raises:
             ConfigError: a client has never joined the run, or is no number.
         """
+        from fedsrv.state.decisions import RETIRE, decide
+
         rows: Sequence[Any] = ()
         with suppress(ArchiveError):  # nothing was learned yet
             rows = Run(self.path).record.rows
@@ -123,8 +123,8 @@ class OpenRun:
                 raise ConfigError(f"retire takes the numbers of clients, and {client!r} is none")
             if client not in joined:
                 raise ConfigError(f"client {client} has never joined this run: it cannot retire")
-        self._retired += clients
-        self._forgets = self._forgets or forget
+        if clients:
+            decide(self.path, RETIRE, *({"client": c, "forgets": forget} for c in clients))
 
     def learn(self) -> None:
         """Train all rounds that are due.
@@ -136,7 +136,6 @@ class OpenRun:
 
         with suppress(RunPaused):
             self._go_on("pause")
-        self._forgets = False
 
     def metrics(self) -> Any:
         """Return one row for each interaction so far, as :meth:`fedtide.Run.metrics`."""
@@ -182,5 +181,4 @@ class OpenRun:
         """Train all rounds that are due."""
         from fedtide.inprocess import go_on
 
-        steered = {"retired": self._retired, "forgets": self._forgets}
-        go_on(self.experiment, self.path, at_rest, self.data, **steered)
+        go_on(self.experiment, self.path, at_rest, self.data)

@@ -6,7 +6,8 @@ import fcntl
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.resolution import experiment_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process
 from fedtide.testing.case import Finished
 
@@ -48,6 +50,20 @@ class WholeRuns:
                 found = run_in_process(experiment, data, out, evaluator=evaluator, device=device)
                 summary.write_text(json.dumps(found))
         return Finished(json.loads(summary.read_text()), out)
+
+
+@contextmanager
+def deciding() -> Iterator[Callable[..., None]]:
+    """Yield what stores a decision of the run that goes on in this process."""
+    init, live = Store.__init__, list[Store]()
+
+    def noted(self: Store, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        live.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Store, "__init__", noted)
+        yield lambda what, *facts: live[-1].decide(what, *facts)
 
 
 class Killed(BaseException):

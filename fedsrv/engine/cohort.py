@@ -318,20 +318,12 @@ class TooFewOrders(Exception):
 
 @dataclass(frozen=True)
 class News:
-    """What clients and the operator of an open run have said by now."""
+    """What the clients of an open run have said by now."""
 
     number: int
-    """Counts what was said."""
+    """Counts what was said, by the operator as well."""
     descriptions: Mapping[int, str]
     """client.json of each client that has joined."""
-    retired: tuple[int, ...] = ()
-    """Clients that leave for good."""
-    forgets: bool = False
-    """Whether what the server's state holds of them alone goes, too."""
-    closes: bool = False
-    """Whether the run is to end once nothing is left to learn."""
-    closes_now: bool = False
-    """Whether it is to end before the next round."""
     away: Collection[int] = ()
     """Clients that have joined and are not connected now."""
 

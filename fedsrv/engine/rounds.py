@@ -65,7 +65,7 @@ class Engine:
                     lost, interaction = loss, None
                 except (TooFewClients, ClientFailed) as failed:
                     commits.settle()
-                    others = (one.explains(failed) for one in self.options)
+                    others = (one.explains(failed) for one in reversed(self.options))
                     raise next((e for e in others if e is not None), failed) from failed
 
     def _meet_clients(self) -> Timetable:

@@ -333,7 +333,10 @@ class ServerPart:
         return ""
 
     def explains(self, failed: Exception) -> Exception | None:
-        """Return the error that the run ends with in place of this one; it may undo commits."""
+        """Return the error that the run ends with in place of this one; it may undo commits.
+
+        The last part is asked first: whoever undoes commits comes before who says what to do.
+        """
 
     def figures(self) -> Mapping[str, Figures]:
         """Return what computes metrics of a run that has ended, by a name that a note can say."""

@@ -1,28 +1,26 @@
 """Clients that take no part any more: as an operator asked while the run goes on, or by rule.
 
-What was asked lies in a file of the run directory, which outlives a crash. Before the next
-interaction the engine writes the clients into the ledger, and goes on as if it had been resumed
-without them (``--resume --without``). From there on a replay leaves them out as well.
+What was asked is a decision of the run, which outlives a crash. Before the next interaction the
+engine sets the clients aside, and goes on as if it had been resumed without them (``--resume
+--without``). From there on a replay leaves them out as well.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import PayloadError, RunFailed
-from fedmodels.files import write_atomically
+from fedmodels.errors import PayloadError
 from fedmodels.position import Interaction
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
 from fedsrv.events import EventLog
+from fedsrv.state.decisions import EXCLUDE
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
-FILE = "excluded.json"
 BY_HAND = "an operator excluded it"
 
 
@@ -30,28 +28,16 @@ class Exclusions(ServerPart):
     """Who is to take no part in one run; safe between threads."""
 
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
-        """Read what was asked before a restart.
-
-        Raises:
-            RunFailed: the file is damaged.
-        """
+        """Begin; what was asked before a restart is in the store."""
         super().__init__(store, events, given)
-        self._file, self._lock = store.path / FILE, threading.Lock()
-        self._asked = self._read()
+        self._lock = threading.Lock()
+        """Held from the check of what is asked until it is stored."""
         self._gone = {*store.aside()}
         self._told = False
 
-    def _read(self) -> frozenset[int]:
-        if not self._file.exists():
-            return frozenset()
-        try:
-            found = json.loads(self._file.read_text("ascii"))
-            return frozenset(int(client) for client in found)
-        except (OSError, ValueError, TypeError) as error:
-            raise RunFailed(
-                f"{self._file} names who is excluded, and cannot be read ({error}); delete it, and "
-                "exclude the clients again"
-            ) from None
+    @property
+    def _asked(self) -> set[int]:
+        return {one["client"] for one in self.store.decided(EXCLUDE)}
 
     def ask(self, clients: Iterable[int]) -> None:
         """Let clients take no part from the next interaction on, also after a crash from now on.
@@ -60,10 +46,9 @@ class Exclusions(ServerPart):
             PayloadError: too few clients would be left.
         """
         with self._lock:
-            asked = self._asked | {*clients}
-            self._check_left(asked | self._gone)
-            write_atomically(self._file, json.dumps(sorted(asked)) + "\n", sync=True)
-            self._asked = asked
+            wanted = [*clients]
+            self._check_left({*wanted} | self._asked | self._gone)
+            self.store.decide(EXCLUDE, *({"client": client} for client in wanted))
 
     def _check_left(self, gone: Collection[int]) -> None:
         needed, members = fewest(self.experiment), self.experiment.schedule.clients

@@ -184,5 +184,5 @@ def grown_at(parts: Kernel, begun: Interaction, state: ServerState) -> ServerSta
     if begun and (added := sum(len(growth.classes) for growth in new)):
         before = plan.run.for_classes(len(plan.classes.names) - added)
         state = StateGrowth(parts.method, before, plan.run).server(state)
-    gone = {client for growth in new if growth.forgets for client in growth.retired}
+    gone = {client for growth in new for client in growth.forgets}
     return forgotten(parts.method, state, gone) if gone else state

@@ -48,8 +48,8 @@ class Growth:
     """Names of the new classes, in label order; of the first growth, those the run begins with."""
     retired: tuple[int, ...] = ()
     """Clients that left for good."""
-    forgets: bool = False
-    """Whether the server's state drops what it holds of the retired clients alone."""
+    forgets: tuple[int, ...] = ()
+    """Those of them of whom the server's state drops what it holds of them alone."""
     owed: Mapping[int, int] = field(default_factory=dict)
     """How often each client has still to train on its present task; none that has learned it."""
     failed: Mapping[int, int] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class Growth:
             tasks,
             tuple(map(str, found["classes"])),
             tuple(map(int, found["retired"])),
-            bool(found["forgets"]),
+            _forgotten(found["forgets"], found["retired"]),
             owed,
             failed,
             tuple(map(int, found["away"])),
@@ -93,6 +93,11 @@ class Growth:
             {str(key): (before, now) for key, (before, now) in found.get("changes", {}).items()},
             tuple(ClassChange(*map(str, one)) for one in found.get("class_changes", ())),
         )
+
+
+def _forgotten(said: object, retired: Sequence[int]) -> tuple[int, ...]:
+    """Return who is forgotten; the version before said it of all that retired at once."""
+    return tuple(map(int, said if isinstance(said, list) else retired if said else ()))
 
 
 @dataclass(frozen=True)

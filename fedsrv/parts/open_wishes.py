@@ -1,91 +1,19 @@
-"""What an operator wants of an open run: tasks set aside, classes renamed, or two made one.
-
-Each kind of wish lies in a file of the run directory.
-"""
+"""What an operator may want of the classes of an open run: other names, or two made one."""
 
 from __future__ import annotations
 
-import json
-import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterable
 
 from fedmodels.class_names import named, near
-from fedmodels.errors import PayloadError, RunFailed
-from fedmodels.files import write_atomically
+from fedmodels.errors import PayloadError
 from fedmodels.printable import printable
 from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 
-ASIDE, CLASSES = "set-aside.json", "classes.json"
 SHOWN = 60
 AS_ONE = ": where both are to be one class, use --merge"
-
-
-class Wishes:
-    """What was asked of one open run, a row for each wish; safe between threads.
-
-    A wish is on the disk before it is answered. From its next growth on, the run keeps it.
-    """
-
-    def __init__(self, file: Path, what: str) -> None:
-        """Read what was asked before a restart.
-
-        Raises:
-            RunFailed: the file is damaged.
-        """
-        self._file, self.lock = file, threading.RLock()
-        """Held from the check of a wish until it is kept."""
-        self.rows: Sequence[Sequence[Any]] = ()
-        try:
-            found = json.loads(file.read_text("ascii")) if file.exists() else []
-            self.rows = [(int(first), *rest) for first, *rest in found]
-        except (OSError, ValueError, TypeError) as error:
-            raise RunFailed(
-                f"{file} names {what}, and cannot be read ({error}); delete it, and say it again"
-            ) from None
-
-    def write(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Keep these wishes in mind, also after a crash from now on."""
-        write_atomically(self._file, json.dumps(rows) + "\n", sync=True)
-        self.rows = rows
-
-
-class TasksAside(Wishes):
-    """The tasks of one open run that are to be set aside."""
-
-    def __init__(self, run: Path) -> None:
-        """Read what was asked before a restart; raise RunFailed if the file is damaged."""
-        super().__init__(run / ASIDE, "the tasks that are set aside")
-
-    def read(self) -> Collection[tuple[int, int]]:
-        """Return the clients and tasks that are to be set aside."""
-        return {(client, int(task)) for client, task in self.rows}
-
-    def add(self, tasks: Collection[tuple[int, int]]) -> None:
-        """Keep further tasks of clients in mind, also after a crash from now on."""
-        with self.lock:
-            self.write(sorted({*self.read(), *tasks}))
-
-
-class ClassWishes(Wishes):
-    """The changes of classes that were asked of one open run; safe between threads."""
-
-    def __init__(self, run: Path) -> None:
-        """Read what was asked before a restart; raise RunFailed if the file is damaged."""
-        super().__init__(run / CLASSES, "the changes of its classes")
-
-    def after(self, done: int) -> list[ClassChange]:
-        """Return the changes that are wanted beyond so many that were done."""
-        return [ClassChange(*map(str, names)) for number, *names in self.rows if number >= done]
-
-    def add(self, changes: Sequence[ClassChange], done: int) -> None:
-        """Keep further changes in mind, also after a crash from now on; so many were done."""
-        first = max([done, *(number + 1 for number, *_ in self.rows)])
-        self.write([*self.rows, *([n, *one] for n, one in enumerate(changes, first))])
 
 
 def told_of(classes: RunClasses, profiles: Iterable[Profile]) -> list[rpc.ClassOf]:

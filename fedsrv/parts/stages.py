@@ -8,10 +8,10 @@ and goes on with the plan that follows from it. Where no round is due, it waits 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -19,7 +19,13 @@ from typing import Any, Literal
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.open_changes import changed, changes_between, settings_of, with_settings
 from fedmodels.data_description import UNUSUAL
-from fedmodels.errors import ConfigError, OrderDeclined, PayloadError, RunFailed
+from fedmodels.errors import (
+    ConfigError,
+    OrderDeclined,
+    PayloadError,
+    RunFailed,
+    TooFewClients,
+)
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.position import Interaction
@@ -54,7 +60,8 @@ from fedsrv.parts.open_plan import (
     rounds_ahead,
     rounds_of,
 )
-from fedsrv.parts.open_wishes import ClassWishes, TasksAside, checked, told_of
+from fedsrv.parts.open_wishes import checked, told_of
+from fedsrv.state.decisions import CLASSES, CLOSE, FAILED, RETIRE, SET_ASIDE
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
@@ -72,8 +79,6 @@ MARKS = {
     "drifted": "was announced after what its live model is asked had moved",
 }
 """What a client may say of a task, as its description calls it, and how a line says it."""
-NOBODY: AbstractContextManager[Any] = nullcontext()
-"""The lock of who asks nobody for other names of classes."""
 
 
 class RunPaused(Exception):
@@ -87,7 +92,8 @@ class OpenRuns(ServerPart):
         """Take what the run does that has nothing to learn: by default it waits."""
         super().__init__(store, events, given)
         self._at_rest: AtRest = given.get("at_rest", "wait")
-        self._wished, self._names = TasksAside(store.path), ClassWishes(store.path)
+        self._deciding = threading.RLock()
+        """Held from the check of a decision until it is stored."""
         self._stages: Stages | None = None
         """None until clients have joined."""
         self._before: tuple[Sequence[Growth], Mapping[int, Profile]] = (), {}
@@ -122,8 +128,25 @@ class OpenRuns(ServerPart):
         return {"began": json.dumps(settings, sort_keys=True)}
 
     def offers(self) -> Mapping[str, Callable[..., Any]]:
-        """Let an operator set single tasks aside, look at classes, and give them other names."""
-        return {"set_aside": self._ask, "classes": self._ask_classes}
+        """Let an operator steer the run: each decision is on the disk before it is answered."""
+        return {
+            "set_aside": self._ask, "classes": self._ask_classes, "retire": self._ask_to_retire,
+            "close": lambda now: self.store.decide(CLOSE, {"now": now}),
+        }  # fmt: skip
+
+    def _ask_to_retire(self, clients: Sequence[int], forgets: bool = False) -> None:
+        """Let clients leave before the next round.
+
+        Raises:
+            PayloadError: nobody would be left, or none has joined.
+        """
+        with self._deciding:
+            growths, _ = self._known()
+            gone = {*clients, *retiring(self.store), *self.store.aside()}
+            if {client for growth in growths for client in growth.tasks} <= gone:
+                raise PayloadError("nobody would be left: fedsrv close ends the run")
+            told = [{"client": client, "forgets": forgets} for client in clients]
+            self.store.decide(RETIRE, *told)
 
     def _ask(self, tasks: Sequence[tuple[int, int]]) -> None:
         """Set tasks aside before the next round, also after a crash from now on.
@@ -136,7 +159,7 @@ class OpenRuns(ServerPart):
             known = profiles[client].num_tasks if client in profiles else 0
             if not 0 <= task < known:
                 raise PayloadError(f"client {client} has no task {task}: the run knows of {known}")
-        self._wished.add(tasks)
+        self.store.decide(SET_ASIDE, *({"client": c, "task": t} for c, t in sorted(tasks)))
 
     def _ask_classes(
         self, changes: Sequence[ClassChange], merges: bool = False
@@ -151,10 +174,10 @@ class OpenRuns(ServerPart):
         Raises:
             PayloadError: a change cannot be, or nobody has joined.
         """
-        with self._names.lock:
+        with self._deciding:
             growths, profiles = self._known()
             done = sum(len(one.class_changes) for one in growths)
-            classes = classes_of(growths).grown((), self._names.after(done))
+            classes = classes_of(growths).grown((), names_after(self.store, done))
             wanted = list[ClassChange]()
             coming = new_classes(
                 classes.names, [classes.called(p.brought) for p in profiles.values()]
@@ -162,8 +185,9 @@ class OpenRuns(ServerPart):
             for change in changes:
                 wanted.append(checked(classes, change, merges=merges, coming=coming))
                 classes = classes.grown((), wanted[-1:])
-            if wanted:
-                self._names.add(wanted, done)
+            last = max((one["number"] + 1 for one in self.store.decided(CLASSES)), default=0)
+            new = enumerate(wanted, max(done, last))
+            self.store.decide(CLASSES, *({"number": n, **one._asdict()} for n, one in new))
         return told_of(classes, [*profiles.values()])
 
     def _known(self) -> tuple[Sequence[Growth], Mapping[int, Profile]]:
@@ -190,9 +214,8 @@ class OpenRuns(ServerPart):
     ) -> Timetable:
         """Return the stages of the run."""
         stages = Stages(
-            method, self.store, cohort, self.events, descriptions, self._at_rest,
-            self._wished.read, self._names.after, self._names.lock,
-        )  # fmt: skip
+            method, self.store, cohort, self.events, descriptions, self._at_rest, self._deciding
+        )
         describe(self.store, stages.first.profiles)
         self._stages = stages
         return stages
@@ -227,6 +250,23 @@ class OpenRuns(ServerPart):
             if told := [one for some in begun for one in marked_in(mark, *some)]:
                 of_parts(record)[mark] = told
 
+    def explains(self, failed: Exception) -> Exception | None:
+        """Store that a round came to nothing; return an error that says how a task goes."""
+        if not isinstance(failed, TooFewClients) or not failed.reasons or self._stages is None:
+            return None
+        growths, (client, *_) = self._stages.growths, failed.reasons
+        at = {"interaction": self.store.committed + 1, "growths": len(growths)}
+        tried = sum(one | at == one for one in self.store.decided(FAILED))
+        told = {str(client): why for client, why in failed.reasons.items()}
+        self.store.decide(FAILED, {**at, "try": tried, "reasons": told})
+        task = max((growth.tasks.get(client, 0) for growth in growths), default=0) - 1
+        advice = (
+            f"; --resume tries again, and sets the task aside of a client that failed "
+            f"{self._stages.most_tries} times; at the site, fedcli drop-task --client-id {client} "
+            f"{task} does that now; --resume --without {client} goes on without client {client}"
+        )
+        return TooFewClients(failed.line, failed.reasons, advice) if task >= 0 else None
+
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return what the run grew by after its last interaction, which stands in no record."""
         assert self._stages is not None, "the run has begun"
@@ -245,15 +285,14 @@ class Stages(Timetable):
         events: EventLog,
         descriptions: Mapping[int, str],
         at_rest: AtRest = "wait",
-        wished: Callable[[], Collection[tuple[int, int]]] = tuple,
-        named: Callable[[int], Sequence[ClassChange]] = lambda done: (),
-        naming: AbstractContextManager[Any] = NOBODY,
+        deciding: threading.RLock | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take what clients announced so far; the run's first ones have joined."""
         self.method, self.store, self.cohort, self.events = method, store, cohort, events
-        self.at_rest, self._wished, self._clock = at_rest, wished, clock
-        self._named, self._naming = named, naming
+        self.at_rest, self._clock = at_rest, clock
+        self._deciding = deciding or threading.RLock()
+        """Held by who stores a decision."""
         self._texts: dict[int, str] = {}
         self._looked_at: Mapping[int, int] = {}
         """The tasks that present models were last scored on before anybody trained on them."""
@@ -353,6 +392,10 @@ class Stages(Timetable):
         """Begin to count what clients train from the last growth of a plan on."""
         growth = plan.growths[-1]
         self._owed, self._failed = dict(growth.owed), Counter(growth.failed)
+        for one in self.store.decided(FAILED):  # rounds that came to no commit
+            if one["growths"] == len(plan.growths) and one["interaction"] > self.store.committed:
+                for client in (int(c) for c in one["reasons"] if c.isdecimal()):
+                    self._note_failure(client, one["reasons"][str(client)])
         self._since = {client: began[-1] for client, began in plan.began.items()}
 
     def still_owed(self, plan: OpenPlan) -> dict[int, int]:
@@ -376,13 +419,17 @@ class Stages(Timetable):
             self._owed[client] -= 1
         for name, why in record.get("failed", {}).items():
             if name.isdecimal() and owes(int(name)):
-                declined = why.startswith(OrderDeclined.SAID)  # as it will the next time
-                self._failed[int(name)] += self._most_tries if declined else 1
-                self._why[int(name)] = why
+                self._note_failure(int(name), why)
+
+    def _note_failure(self, client: int, why: str) -> None:
+        """Count an upload that came to nothing; who declines will do so the next time."""
+        declined = why.startswith(OrderDeclined.SAID)
+        self._failed[client] += self.most_tries if declined else 1
+        self._why[client] = why
 
     def _stored(self, plan: OpenPlan, growth: Growth) -> OpenPlan:
         """Store a growth, tell it, and return the plan from it on."""
-        with self._naming:  # until it is stored, another name may still be asked for
+        with self._deciding:  # until it is stored, another name may still be asked for
             growth = self._named_now(plan, growth)
             self._store(growth)
         if growth.retired:  # they know at once, also where the run rests from now on
@@ -431,15 +478,16 @@ class Stages(Timetable):
         for stored in replayed:
             plan = plan.grown(stored, self.known)
             self._begin(plan)
-        if replayed and interaction < len(plan.steps):
-            return plan
+        if replayed and interaction < len(plan.steps):  # a crash came before that round's commit
+            is_new = interaction > self.store.newest
+            growth = is_new and self._growth_of(plan, interaction, self._news(), 0.0, None)
+            plan = self._stored(plan, growth) if growth else plan
+            if interaction < len(plan.steps) and not self._closes(now=True):
+                return plan
         since, told = self._clock(), False
         while True:
-            news = self.cohort.news()
-            self._learn(news.descriptions)
-            absent = self.known.keys() - news.descriptions.keys()  # they have not joined again
-            news = replace(news, away={*news.away, *absent})
-            if news.closes_now:
+            news = self._news()
+            if self._closes(now=True):
                 if growth := self._growth_of(plan, interaction, news, 0.0, None):
                     self._stored(plan, growth)
                 return None
@@ -452,12 +500,19 @@ class Stages(Timetable):
                 told = False  # watchers heard that the run goes on
                 continue
             self._score()
-            if news.closes or self._ends(waited):
+            if self._closes() or self._ends(waited):
                 return None
             if not told:
                 self._tell_rest(news.away)
                 told = True
             self.cohort.rest(news.number, self._seconds_left(waited))
+
+    def _news(self) -> News:
+        """Return what was said by now, once it is taken in."""
+        news = self.cohort.news()
+        self._learn(news.descriptions)
+        absent = self.known.keys() - news.descriptions.keys()  # they have not joined again
+        return replace(news, away={*news.away, *absent})
 
     def _paced(self, plan: OpenPlan, interaction: Interaction, away: Collection[int]) -> OpenPlan:
         """Return a plan with asynchronous rounds ahead while somebody owes who is there.
@@ -493,7 +548,8 @@ class Stages(Timetable):
         """
         changes, names = self._changes(plan, interaction), self._class_changes(interaction)
         classes = plan.classes.grown((), names)
-        retired = tuple(c for c in news.retired if c in plan.tasks and c not in plan.aside)
+        wanted = retiring(self.store)
+        retired = tuple(c for c in wanted if c in plan.tasks and c not in plan.aside)
         aside = {**plan.aside, **dict.fromkeys(retired, interaction)}
         if plan.tasks.keys() <= aside.keys():
             raise RunFailed("every client of the run has retired: nobody is left")
@@ -514,7 +570,7 @@ class Stages(Timetable):
             moving = movers(self.store.experiment, known, plan.tasks, resting, is_idle, out)
         brought = [classes.called(self.known[c].brought) for c in moving]
         added = new_classes(classes.names, brought)
-        forgets = bool(retired) and news.forgets
+        forgets = tuple(c for c in retired if wanted[c])
         found = Growth(
             interaction, moving, added, retired, forgets, set_aside=gone, changes=changes,
             class_changes=names,
@@ -546,7 +602,8 @@ class Stages(Timetable):
         """Return the changes of classes that are wanted and not done; a replay comes first."""
         if interaction <= self.store.newest:
             return ()
-        return tuple(self._named(sum(len(one.class_changes) for one in self.growths)))
+        done = sum(len(one.class_changes) for one in self.growths)
+        return tuple(names_after(self.store, done))
 
     def _named_now(self, plan: OpenPlan, growth: Growth) -> Growth:
         """Return a growth with what was asked for since it was made.
@@ -559,7 +616,7 @@ class Stages(Timetable):
         return replace(growth, classes=new, class_changes=names)
 
     @property
-    def _most_tries(self) -> int:
+    def most_tries(self) -> int:
         """How many uploads of a task may come to nothing before it is set aside."""
         return max(FEWEST_TRIES, self.store.experiment.schedule.rounds)
 
@@ -570,12 +627,13 @@ class Stages(Timetable):
 
         A client whose uploads come to nothing again and again goes on without its task.
         """
-        found = dict.fromkeys(sorted(self._wished()), BY_HAND)
+        wished = ((one["client"], one["task"]) for one in self.store.decided(SET_ASIDE))
+        found = dict.fromkeys(sorted(wished), BY_HAND)
         for client, profile in sorted(self.known.items()):
             found |= {(client, t): why or BY_SITE for t, why in profile.set_aside.items()}
         found = {place: why for place, why in found.items() if place not in plan.set_aside}
         for client, failed in sorted(self._failed.items()):
-            if failed >= self._most_tries and self._owed.get(client):
+            if failed >= self.most_tries and self._owed.get(client):
                 place = client, plan.tasks[client] - 1
                 last = f"; the last one: {self._why[client]}" if client in self._why else ""
                 why = f"{failed} of its uploads came to nothing{last}"
@@ -611,6 +669,10 @@ class Stages(Timetable):
 
     # --- rest -------------------------------------------------------------------------------------
 
+    def _closes(self, *, now: bool = False) -> bool:
+        """Tell whether it was decided that the run ends, at once or when all is learned."""
+        return any(one["now"] or not now for one in self.store.decided(CLOSE))
+
     def _ends(self, waited: float) -> bool:
         """Tell whether a run that has nothing to learn ends now.
 
@@ -639,6 +701,20 @@ class Stages(Timetable):
                 f"for new data at {_number_of(needed)}"
             )
         self.events.tell("resting", line=line, clients=[*map(str, late)])
+
+
+def retiring(store: Store) -> dict[int, bool]:
+    """Return the clients that were to leave for good, and whether each is forgotten."""
+    found = dict[int, bool]()
+    for one in store.decided(RETIRE):
+        found[one["client"]] = one["forgets"] or found.get(one["client"], False)
+    return found
+
+
+def names_after(store: Store, done: int) -> list[ClassChange]:
+    """Return the changes of classes that were decided beyond so many that were done."""
+    told = (one for one in store.decided(CLASSES) if one["number"] >= done)
+    return [ClassChange(one["old"], one["now"]) for one in told]
 
 
 def marked_in(
@@ -692,7 +768,7 @@ def grow(rounds: Running, before: OpenPlan, plan: OpenPlan) -> None:
 
 def forget(rounds: Running, growths: Sequence[Growth]) -> None:
     """Drop what the state holds of the clients alone that growths let go to be forgotten."""
-    if gone := {c for growth in growths if growth.forgets for c in growth.retired}:
+    if gone := {c for growth in growths for c in growth.forgets}:
         rounds.state = forgotten(rounds.parts.method, rounds.state, gone)
 
 

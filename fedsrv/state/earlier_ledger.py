@@ -13,7 +13,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedsrv.state.rows import FORMAT, TABLES
+from fedsrv.state.rows import BEFORE, TABLES
 
 SEAL = "seal"
 _COLUMNS = "interaction, scored, record, counts"
@@ -78,7 +78,7 @@ def take_over(db: sqlite3.Connection) -> None:
         db.execute(f"INSERT INTO {table} SELECT {columns} FROM earlier")
         db.execute("DROP TABLE earlier")
     db.execute("DELETE FROM meta WHERE key = ?", (SEAL,))
-    db.execute(f"PRAGMA user_version = {FORMAT}")
+    db.execute(f"PRAGMA user_version = {BEFORE}")
 
 
 def seal_of(facts: Mapping[str, str]) -> str:

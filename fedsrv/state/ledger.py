@@ -28,11 +28,21 @@ from fedmodels.position import NONE_YET, Interaction
 from fedsrv.state.chain import Chain, Key, row_digest, stated_file, stated_states, statement_of
 from fedsrv.state.owner import Owner, owned
 from fedsrv.state.record import Record
-from fedsrv.state.rows import EARLIER, FORMAT, KEYS, TABLES, edited, rows_in
+from fedsrv.state.rows import (
+    BEFORE,
+    EARLIER,
+    FORMAT,
+    KEYS,
+    LATER,
+    TABLES,
+    edited,
+    rows_in,
+    tables_of,
+)
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-IN_MEMORY = ("meta", "started_over", "undone", "growths")
+IN_MEMORY = ("meta", "started_over", "undone", "growths", "decisions")
 """The tables that stay small, or of which a row is seldom written."""
 
 
@@ -110,7 +120,7 @@ class Ledger:
             self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute(f"PRAGMA synchronous={'FULL' if strict else 'NORMAL'}")
             self._check_format()
-            if run_id and not self._tables():
+            if run_id and not tables_of(self.db):
                 self._create(run_id)
             self._check()
         except sqlite3.OperationalError as error:
@@ -132,10 +142,6 @@ class Ledger:
 
     # --- checks -----------------------------------------------------------------------------------
 
-    def _tables(self) -> set[str]:
-        rows = self.db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        return {str(name) for (name,) in rows}
-
     def _create(self, run_id: str) -> None:
         """Make the tables of a new run, whose first statement names it."""
         with self.transaction():
@@ -147,8 +153,8 @@ class Ledger:
             Chain(self.db, run_id).say(statement_of({"began": run_id}, made.digests()))
 
     def _check_format(self) -> None:
-        found = int(self.db.execute("PRAGMA user_version").fetchone()[0])
-        if found in (FORMAT, EARLIER) or not self._tables():
+        found = self._version()
+        if found in (FORMAT, BEFORE, EARLIER) or not tables_of(self.db):
             return
         age = "an earlier" if found < FORMAT else "a later"
         raise ArchiveError(
@@ -157,14 +163,18 @@ class Ledger:
             f"fedsrv recover {self.path.parent}"
         )
 
+    def _version(self) -> int:
+        return int(self.db.execute("PRAGMA user_version").fetchone()[0])
+
     def _check(self) -> None:
         """Check that the file is whole and that every row is as written."""
         found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
         if found != "ok":
             raise self.damaged(" ".join(found.split()))
-        missing = sorted(TABLES.keys() - self._tables())
-        if missing:
-            raise self.damaged(f"it has no table {missing[0]!r}")
+        missing, version = TABLES.keys() - tables_of(self.db), self._version()
+        later = {*LATER} if version < FORMAT else set[str]()
+        if missing - later:
+            raise self.damaged(f"it has no table {min(missing - later)!r}")
         run_id = self.db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
         if not run_id or not run_id[0]:
             raise self.damaged("it names no run")
@@ -174,11 +184,13 @@ class Ledger:
         except ValueError as error:
             why = f"statement {error} of its history is not the one that was written"
             raise self.damaged(why) from None
-        if int(self.db.execute("PRAGMA user_version").fetchone()[0]) == EARLIER:
+        if version == EARLIER:
             self._take_over()
         said = self._statements()
         if wrong := next(edited(self.db, said), ""):
             raise self.damaged(wrong)
+        if version < FORMAT:
+            self._add_tables(missing)
         rows = {t: {key: tuple(row) for key, *row in rows_in(self.db, t)} for t in IN_MEMORY}
         names = {one["writes"] for one in said if "writes" in one}
         files = {name: stated_file(said, name) for name in names}
@@ -204,10 +216,18 @@ class Ledger:
             raise self.damaged(wrong)
         with self.transaction():
             earlier_ledger.take_over(self.db)
-            digests = {t: {k: row_digest(row) for k, *row in rows_in(self.db, t)} for t in KEYS}
+            there = KEYS.keys() & tables_of(self.db)
+            digests = {t: {k: row_digest(row) for k, *row in rows_in(self.db, t)} for t in there}
             said = statement_of({"taken_over": EARLIER}, digests)
             self.chain.say(said)
         self.chain.said(said)
+
+    def _add_tables(self, missing: Collection[str]) -> None:
+        """Make the tables, still empty, that a file of a version before has not."""
+        with self.transaction():
+            for name in missing:
+                self.db.execute(f"CREATE TABLE {name} ({TABLES[name]})")
+            self.db.execute(f"PRAGMA user_version = {FORMAT}")
 
     def _newest(self) -> Interaction:
         found = self.db.execute("SELECT MAX(interaction) FROM interactions").fetchone()[0]
@@ -427,6 +447,24 @@ class Ledger:
         number = len(self._known.rows["growths"])
         with self.stating(grown=number) as rows:
             rows.put("growths", number, json.dumps(growth))
+
+    # --- decisions --------------------------------------------------------------------------------
+
+    def decided(self, what: str) -> list[dict[str, Any]]:
+        """Return the facts of each decision of a kind, in order."""
+        rows = (json.loads(row[0]) for _, row in sorted(self._known.rows["decisions"].items()))
+        return [facts for kind, facts in rows if kind == what]
+
+    @owned
+    def decide(self, what: str, *facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Add decisions of a kind, all of them or none; return those that are new."""
+        known, number = self.decided(what), len(self._known.rows["decisions"])
+        new = [one for one in facts if one not in known]
+        if new:
+            with self.stating(decided=what) as rows:
+                for each, one in enumerate(new, number):
+                    rows.put("decisions", each, json.dumps([what, one], sort_keys=True))
+        return new
 
     # --- clients ----------------------------------------------------------------------------------
 

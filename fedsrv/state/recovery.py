@@ -1,15 +1,15 @@
 """``fedsrv recover``: a new ``run.db`` for a run whose database is damaged or gone.
 
 The config comes from ``config.toml``, the records from ``rounds.jsonl``, the run's id from its
-states; from ``audit.jsonl`` who was set aside, who started over, and which config an open run began
-with. Files that cannot be used are moved, never deleted.
+states; from ``audit.jsonl`` who was set aside or started over, what was decided, and the config of
+an open run's beginning. Files that cannot be used are moved, never deleted.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -84,9 +84,8 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
     lines = _audited(run, say)
     facts = {"watermark": str(oldest), "highest": str(last), **_gone(lines, say)}
     facts |= _began(experiment, records[: last + 1], lines)
-    _write(
-        fresh, run / "server", experiment, run_id, records[: last + 1], facts, _anew(lines, last)
-    )
+    anew = _anew(lines, last)
+    _write(fresh, run / "server", experiment, run_id, records[: last + 1], facts, anew, lines)
     aside = _set_aside(run, last)
     fresh.replace(run / "run.db")
     sync_path(run)
@@ -155,6 +154,7 @@ def _write(
     records: list[Record],
     facts: dict[str, str],
     anew: Mapping[int, int],
+    lines: Sequence[Mapping[str, Any]],
 ) -> None:
     ledger = Ledger(path, strict=True, new=True, run_id=run_id)
     try:
@@ -165,6 +165,9 @@ def _write(
                 ledger.grow(growth)
             file = state_path(states, record["interaction"])
             ledger.append(record, None, {"state": sha256_of(file)} if file.exists() else {})
+        for line in lines:
+            if line["what"] == "decided":
+                ledger.decide(str(line["decision"]), line["facts"])
         for client, after in anew.items():
             ledger.start_over(client, after)
         ledger.in_one_file()

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedsrv.state.chain import row_digest, stated_rows
 
-FORMAT, EARLIER = 3, 2
-"""The form of a file, and that of the version before, which is taken up."""
+FORMAT, BEFORE, EARLIER = 4, 3, 2
+"""The form of a file, and those of the versions before, which are taken up."""
 _ROW = """interaction INTEGER PRIMARY KEY, scored INTEGER NOT NULL, record TEXT NOT NULL,
     counts TEXT NOT NULL"""
 TABLES = {
@@ -19,8 +19,11 @@ TABLES = {
     "interactions": _ROW,
     "undone": _ROW,
     "growths": "number INTEGER PRIMARY KEY, growth TEXT NOT NULL",
+    "decisions": "number INTEGER PRIMARY KEY, decision TEXT NOT NULL",
     "chain": "number INTEGER PRIMARY KEY, statement TEXT NOT NULL, link TEXT NOT NULL",
 }
+LATER = ("decisions",)
+"""Tables that files of the versions before have not."""
 KEYS = {table: text.split()[0] for table, text in TABLES.items() if table != "chain"}
 """The column of the key of each table that statements cover; the chain covers itself."""
 _WHAT = {
@@ -30,8 +33,15 @@ _WHAT = {
     "interactions": "the record of interaction {}",
     "undone": "the undone record of interaction {}",
     "growths": "growth {}",
+    "decisions": "decision {}",
 }
-_FROM_ONE = ("interactions", "undone", "growths")
+_FROM_ONE = ("interactions", "undone", "growths", "decisions")
+
+
+def tables_of(db: sqlite3.Connection) -> set[str]:
+    """Return the names of the tables of a file."""
+    rows = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {str(name) for (name,) in rows}
 
 
 def rows_in(db: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
@@ -44,9 +54,10 @@ def edited(db: sqlite3.Connection, said: Sequence[Mapping[str, Any]]) -> Iterato
 
     Also for what else is in the file: SQLite would run a trigger, and nobody states one.
     """
-    stated = stated_rows(said)
+    stated, names = stated_rows(said), tables_of(db)
     for table in KEYS:
-        there = {str(key): row_digest(values) for key, *values in rows_in(db, table)}
+        rows = iter(()) if table in LATER and table not in names else rows_in(db, table)
+        there = {str(key): row_digest(values) for key, *values in rows}
         expected = stated.get(table, {})
         for key in sorted({*there, *expected}, key=lambda one: (len(one), one)):
             if there.get(key) != expected.get(key):

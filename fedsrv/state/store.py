@@ -37,6 +37,7 @@ from fedmodels.training.contexts import ServerState
 from fedmodels.usual import defaults_of
 from fedsrv.state.audit import Evidence
 from fedsrv.state.chain import LINES, Head
+from fedsrv.state.decisions import of_the_version_before
 from fedsrv.state.history import History
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.owner import Owned, owned
@@ -125,6 +126,9 @@ class Store:
         self._compare_experiment()
         stages = (Interaction(growth["interaction"]) for growth in self.ledger.growths())
         self._grown = max(stages, default=NONE_YET)
+        for file, what, facts in of_the_version_before(self.path):
+            self.decide(what, *facts)
+            file.unlink()
         self._sync_log()  # before any client stores the run's id
         with writing(self.path):
             self._reconcile_files()
@@ -394,6 +398,19 @@ class Store:
             retired = (growth["interaction"], "an operator retired it")
             first |= {int(c): retired for c in growth.get("retired", ()) if int(c) not in first}
         return {client: why for client, (n, why) in sorted(first.items()) if n <= interaction}
+
+    @owned
+    def decide(self, what: str, *facts: Mapping[str, Any]) -> None:
+        """Store decisions of a kind; they are safe on the disk when this returns."""
+        with writing(self.path):
+            new = self.ledger.decide(what, *facts)
+            self._sync_log()
+        for one in new:
+            self.tell("decided", decision=what, facts=one)
+
+    def decided(self, what: str) -> list[dict[str, Any]]:
+        """Return the facts of each decision of a kind, in order."""
+        return self.ledger.decided(what)
 
     def tell(self, what: str, **facts: Any) -> None:
         """Put down in the run's log that something happened."""

@@ -93,8 +93,6 @@ class RemoteCohort:
     """The clients of an open run that were away at the last news."""
     _said: Guarded[int] = Guarded("_lock")
     """Counts what clients and the operator of an open run said."""
-    _steered: Guarded[tuple[tuple[int, ...], bool, bool, bool]] = Guarded("_lock")
-    """Who retires, whether they are forgotten, and whether the run ends, or ends now."""
 
     def __init__(
         self,
@@ -142,7 +140,6 @@ class RemoteCohort:
         self.class_names = admission.class_names if admission else ()
         """Of the classes that an open run began with; none before."""
         self._awaited, self._said = set(), 0
-        self._steered = (), False, False, False
 
     @property
     def _expected(self) -> list[ClientId]:
@@ -231,7 +228,7 @@ class RemoteCohort:
             self._awaited = {
                 c for c in self.sessions if isinstance(c, int) and not self.presence.is_there(c)
             }
-            return News(self._said, self._descriptions(), *self._steered, away=self._awaited)
+            return News(self._said, self._descriptions(), self._awaited)
 
     def rest(self, number: int, seconds: float | None) -> None:
         until = None if seconds is None else self._clock() + seconds
@@ -613,15 +610,9 @@ class RemoteCohort:
             self._said += 1
             self.changed.notify_all()
 
-    def steer(self, retire: Sequence[int], *, forget: bool, close: bool, now: bool) -> None:
-        """Take what an operator wants of an open run; PayloadError if every client would retire."""
+    def look_again(self) -> None:
+        """Let an open run that rests look at what was decided."""
         with self.changed:
-            retired, forgets, closes, closes_now = self._steered
-            joined = {client for client in self.sessions if isinstance(client, int)}
-            if retire and joined <= {*retired, *retire}:
-                raise PayloadError("nobody would be left: fedsrv close ends the run")
-            ends = closes or close, closes_now or (close and now)
-            self._steered = (*retired, *retire), forgets or forget, *ends
             self._said += 1
             self.changed.notify_all()
 

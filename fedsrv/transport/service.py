@@ -113,6 +113,8 @@ class Service:
         exclude: Callable[[Sequence[int]], None] | None = None,
         set_aside: Callable[[Sequence[tuple[int, int]]], None] | None = None,
         classes: Callable[[Sequence[ClassChange], bool], Sequence[rpc.ClassOf]] | None = None,
+        retire: Callable[[Sequence[int], bool], None] | None = None,
+        close: Callable[[bool], None] | None = None,
         usual: Collection[tuple[str, ...]] = (),
     ) -> None:
         """Answer calls.
@@ -129,6 +131,8 @@ class Service:
             exclude: keeps in mind whom an operator excludes; by default nobody can be.
             set_aside: the same of single tasks, of a run that may grow.
             classes: the same of classes that are to change; returns those that an open run has.
+            retire: the same of clients that leave for good, and are forgotten.
+            close: the same of the end of the run, at once or not.
             usual: the keys of the config whose values are defaults.
         """
         self.run_id, self.experiment = run_id, table_of(experiment, usual)
@@ -142,6 +146,7 @@ class Service:
         self.guard, self.journal, self.check_id = guard or Guard(), journal or Journal(), check_id
         self.journal.guard = self.guard
         self._exclude, self._set_aside, self._classes = exclude, set_aside, classes
+        self._retire, self._close = retire, close
         self.complaints = RejectionLog(log)
         self.gate = Gate(cohort.most_present, admitted=self._admitted, look=self._look)
         self.inbox = Inbox(cohort, self.gate, passed_on)
@@ -491,6 +496,8 @@ class Service:
         numbered = self._numbers_of(request.retire, "does not retire")
         owners = self._numbers_of([one.client_id for one in request.set_aside], "has no tasks")
         self.cohort.check_known([*excluded, *numbered])
+        if request.forget and not numbered:
+            raise PayloadError("nobody retires, so nobody is forgotten: name the clients")
         if excluded and self._exclude is None:
             raise WrongRun("clients are excluded at the coordinator of their run")
         if excluded and self._exclude is not None:
@@ -509,8 +516,11 @@ class Service:
             told = {"merge": True} if request.merge else {}
             self.journal.tell("steered", context, class_changes=changes, **told)
         wanted = {"forget": request.forget, "close": request.close, "now": request.now}
-        if numbered or changes or request.set_aside or any(wanted.values()):
-            self.cohort.steer(numbered, **wanted)  # a run at rest looks again
+        if numbered and self._retire is not None:
+            self._retire(numbered, request.forget)
+        if request.close and self._close is not None:
+            self._close(request.now)
+        self.cohort.look_again()
         if numbered or any(wanted.values()):
             self.journal.tell("steered", context, retire=numbered or None, **wanted)
         return rpc.SteerResponse(classes=classes if request.list_classes else ())

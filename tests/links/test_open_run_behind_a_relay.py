@@ -23,9 +23,9 @@ from fedsrv.events import Event, EventLog
 from fedsrv.identity.certificates import init_authority, issue
 from fedsrv.identity.tls import caller_credentials
 from fedsrv.parts.open_admission import REFUSED
-from fedsrv.parts.open_wishes import ClassWishes
 from fedsrv.parts.stages import RunPaused
 from fedsrv.relay.relaying import Upstream, serve_relay
+from fedsrv.state.decisions import CLASSES, decide
 from fedsrv.transport import service
 from fedsrv.watching import steer
 from fedtide.inprocess import run_in_process
@@ -94,7 +94,7 @@ def in_one_process(data: Path, out: Path) -> Any:
         with pytest.raises(RunPaused):
             run_in_process(EXPERIMENT, data, out, resume=True, at_rest="pause")
         if week == 0:
-            ClassWishes(out).add([RENAMED], 0)
+            decide(out, CLASSES, {"number": 0, **RENAMED._asdict()})
         add_task(data, client, data.parent / f"{week}")
     return run_in_process(EXPERIMENT, data, out, resume=True, at_rest="close")
 

@@ -2,16 +2,18 @@
 
 import json
 import re
-from types import SimpleNamespace
+from contextlib import ExitStack
 
 import pytest
 
 from fedmodels.config.server import Server
 from fedmodels.config_file import read_experiment
-from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.errors import ConfigError, PayloadError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
-from fedsrv.parts.exclusions import FILE, Exclusions, warned_in_a_row
+from fedsrv.parts.exclusions import Exclusions, warned_in_a_row
+from fedsrv.state.decisions import EXCLUDE
+from fedsrv.state.store import Store
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.runs import Killed, killed
@@ -158,10 +160,19 @@ def test_a_row_is_of_the_interactions_that_a_client_took_part_in(records, times,
     assert warned_in_a_row(records, times) == found
 
 
-def exclusions(place, **server):
-    experiment = tiny_experiment(server=server)
-    store = SimpleNamespace(path=place, experiment=experiment, aside=dict)
-    return Exclusions(store, EventLog())
+@pytest.fixture
+def exclusions(tmp_path):
+    """Makes the exclusions of a new run, or of the same one again."""
+    with ExitStack() as stack:
+
+        def made(**server):
+            stack.close()
+            resume = (tmp_path / "run").exists()
+            store = Store(tmp_path / "run", tiny_experiment(server=server), resume)
+            stack.callback(store.close)
+            return Exclusions(store, EventLog())
+
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -172,18 +183,16 @@ def exclusions(place, **server):
         ({"reduce": "trimmed_mean", "attackers": 1}, [0], "2 of 3 .* and the run needs 3"),
     ],
 )
-def test_enough_clients_stay(server, clients, line, tmp_path):
+def test_enough_clients_stay(server, clients, line, exclusions):
+    made = exclusions(**server)
     with pytest.raises(PayloadError, match=line):
-        exclusions(tmp_path, **server).ask(clients)
-    assert not (tmp_path / FILE).exists()
+        made.ask(clients)
+    assert made.store.decided(EXCLUDE) == []
 
 
-def test_what_was_asked_outlives_a_crash_and_a_damaged_file_is_named(tmp_path):
-    exclusions(tmp_path).ask([1])
-    assert exclusions(tmp_path)._asked == {1}
-    (tmp_path / FILE).write_text("{")
-    with pytest.raises(RunFailed, match="names who is excluded, and cannot be read"):
-        exclusions(tmp_path)
+def test_what_was_asked_outlives_a_crash(exclusions):
+    exclusions().ask([1])
+    assert exclusions()._asked == {1}
 
 
 def test_a_count_of_zero_is_refused():

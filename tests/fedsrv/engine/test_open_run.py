@@ -8,6 +8,7 @@ import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from fedmodels.config.data import Data
 from fedmodels.config.experiment import Trigger
 from fedmodels.config.training import LrSchedule
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.position import Interaction
 from fedmodels.run_classes import RunClasses
 from fedmodels.training.optimizer import factor_at
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -34,13 +36,15 @@ from fedsrv.events import EventLog
 from fedsrv.parts.exclusions import Exclusions
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_plan import Growth, movers
-from fedsrv.parts.stages import RunPaused, Stages
+from fedsrv.parts.stages import OpenRuns, RunPaused, Stages
+from fedsrv.state.decisions import CLOSE, RETIRE, decide
 from fedsrv.state.recovery import recover
+from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import experiment_for
-from tests.runs import Killed
+from tests.runs import Killed, deciding
 
 TWICE = {"order": "tasks_outer", "rounds": 2}
 """Four interactions on the two tasks of each of three clients."""
@@ -405,6 +409,56 @@ def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(own, tmp_pat
         opened(own, tmp_path / "other", retired=[0, 1])
 
 
+def test_what_an_operator_decides_in_the_middle_of_a_round_outlives_a_crash(own, tmp_path):
+    """The call is answered, and the coordinator dies before the next round: client 1 retires all
+    the same, and the run ends, also where it would wait."""
+    out, decided = tmp_path / "run", []
+
+    def before(order: Any) -> None:
+        if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 1 and not decided:
+            decided.append(order)
+            store(RETIRE, {"client": 1, "forgets": True})
+            store(CLOSE, {"now": False})
+            raise Killed
+
+    with deciding() as store, pytest.raises(Killed):
+        opened(own, out, "close", rounds=2, before=before)
+    assert opened(own, out, "wait", rounds=2)
+    records = records_of(out)
+    assert [record["cohort"] for record in records] == [[0, 1], [0]]
+    (growth,) = records[-1]["growths"]
+    assert (growth["retired"], growth["forgets"]) == ([1], [1])
+
+
+def test_a_client_is_forgotten_where_it_was_said_of_that_one(own, tmp_path):
+    """--forget stuck to every later retirement. A run of before says it of all that retired."""
+    shutil.copytree(own / "1", own / "2")
+    out, three = tmp_path / "run", {"clients": 3}
+    opened(own, out, schedule=three)
+    for client, forgets in ((1, True), (2, False)):
+        decide(out, RETIRE, {"client": client, "forgets": forgets})
+        add_task(own, 0, arrays_in(tmp_path / f"{client}", [1, 2], client))
+        opened(own, out, schedule=three)
+    found = [g for r in records_of(out) for g in r.get("growths", ()) if g["retired"]]
+    assert [(g["retired"], g["forgets"]) for g in found] == [([1], [1]), ([2], [])]
+    earlier = {**found[0], "forgets": True}
+    assert Growth.from_json(earlier) == Growth.from_json(found[0])
+
+
+def test_who_would_leave_nobody_in_the_run_is_told_so(own, tmp_path):
+    with closing(Store(tmp_path / "run", tiny_experiment(schedule=OPEN), False)) as store:
+        part = OpenRuns(store, EventLog())
+        with pytest.raises(PayloadError, match="the run has not begun"):
+            part.offers()["retire"]([0])
+        part._before = [Growth(Interaction(0), {0: 1, 1: 1})], {}
+        part.offers()["retire"]([0], forgets=True)
+        with pytest.raises(PayloadError, match="nobody would be left: fedsrv close ends the run"):
+            part.offers()["retire"]([1])
+        part.offers()["close"](True)
+        assert store.decided(RETIRE) == [{"client": 0, "forgets": True}]
+        assert store.decided(CLOSE) == [{"now": True}]
+
+
 def test_clients_retire_also_while_too_few_have_new_data(own, tmp_path):
     """Client 0 alone has a new task, and two are needed for a new stage."""
     add_task(own, 0, arrays_in(tmp_path / "in", [1, 2], 0))
@@ -576,16 +630,14 @@ def test_a_method_that_cannot_grow_refuses_new_classes_in_a_line():
 def test_the_operator_and_clients_wake_a_run_that_rests():
     cohort = RemoteCohort(3, None, EventLog(), admission=admission())  # type: ignore[arg-type]
     token = cohort.join(0, described([3, 3]), b"", ())
-    with pytest.raises(PayloadError, match="nobody would be left"):
-        cohort.steer([0], forget=False, close=False, now=False)
     before = cohort.news()
     cohort.rest(before.number, 0.0)
     cohort.announce(0, cohort.session(0, token), longer := described([3, 3], [1, 1]))
-    cohort.steer([1], forget=True, close=True, now=False)
-    cohort.rest(before.number, None)
-    news = cohort.news()
-    assert news.descriptions == {0: longer}
-    assert (news.retired, news.forgets, news.closes) == ((1,), True, True)
+    told = cohort.news()
+    cohort.look_again()
+    cohort.rest(told.number, None)
+    assert told.number > before.number
+    assert told.descriptions == {0: longer}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,19 +30,20 @@ from fedsrv.parts import stages
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_buffer import kept_orders
 from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of
-from fedsrv.parts.open_wishes import CLASSES, ClassWishes, checked, told_of
-from fedsrv.parts.stages import OpenRuns, RunPaused, Stages
+from fedsrv.parts.open_wishes import checked, told_of
+from fedsrv.parts.stages import OpenRuns, RunPaused, Stages, names_after
 from fedsrv.parts.stages import closing as closed
+from fedsrv.state.decisions import CLASSES, CLOSE, EXCLUDE, decide
 from fedsrv.state.store import Store
 from fedsrv.trained_models import global_model
-from fedtide.inprocess import InProcessCohort, run_in_process
+from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
 from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own
 from tests.fedsrv.engine.test_open_run import Dies
 from tests.fedsrv.engine.test_own_classes import OPEN, SITES, described, open_run
 from tests.fedsrv.engine.test_private_rounds import NOISE, fixed_secrets
-from tests.runs import Killed
+from tests.runs import Killed, deciding
 
 __all__ = ["fixed_secrets"]
 
@@ -157,16 +157,21 @@ def test_orders_under_way_end_with_a_class_that_becomes_part_of_another_and_with
 
 
 def test_wishes_outlast_a_crash_and_are_done_once(tmp_path):
-    wishes = ClassWishes(tmp_path)
-    wishes.add([ClassChange("a", "x"), ClassChange("x", "y")], 0)
-    assert ClassWishes(tmp_path).after(1) == [ClassChange("x", "y")]
-    (tmp_path / CLASSES).unlink()
-    late = ClassWishes(tmp_path)
-    late.add([ClassChange("b", "z")], 2)
-    assert (late.after(2), late.after(3)) == ([ClassChange("b", "z")], [])
-    (tmp_path / CLASSES).write_text("[1]")
-    with pytest.raises(RunFailed, match=r"classes\.json names the changes of its classes, and"):
-        ClassWishes(tmp_path)
+    """Also those of the version before, which lay in files of their own."""
+    run = tmp_path / "run"
+    with closing(Store(run, open_run(), False)) as store:
+        store.decide(CLASSES, *facts_of(("a", "x"), ("x", "y")))
+    (run / "classes.json").write_text('[[0, "a", "x"], [2, "b", "z"]]')
+    (run / "excluded.json").write_text("[3]")
+    for _ in range(2):
+        with closing(Store(run, open_run(), True)) as store:
+            assert names_after(store, 1) == [ClassChange("x", "y"), ClassChange("b", "z")]
+            assert names_after(store, 3) == []
+            assert store.decided(EXCLUDE) == [{"client": 3}]
+    assert not (run / "classes.json").exists()
+    (run / "classes.json").write_text("[1]")
+    with pytest.raises(RunFailed, match=r"classes\.json holds what was decided of the run, and"):
+        Store(run, open_run(), True)
 
 
 def test_a_site_may_say_the_name_of_earlier_or_the_new_one_and_no_other_spelling_of_them():
@@ -205,6 +210,12 @@ def prepared(place: Path) -> Path:
     return place
 
 
+def facts_of(*changes: Sequence[str], first: int = 0) -> list[dict[str, Any]]:
+    """Return the facts of decisions that change classes."""
+    found = enumerate(changes, first)
+    return [{"number": number, "old": old, "now": now} for number, (old, now) in found]
+
+
 def learned(
     place: Path,
     changes: Sequence[tuple[str, str]] = (),
@@ -219,18 +230,20 @@ def learned(
         return run_in_process(experiment, data, run, resume=True, at_rest=at_rest, **facts)
 
     def wished(order: Any) -> None:
-        if order.interaction == 3 and len(ClassWishes(run).rows) < len(changes):
-            ClassWishes(run).add([ClassChange(*one) for one in changes[1:]], 1)
+        if order.interaction == 3 and not asked:
+            asked.extend(changes[1:])
+            store(CLASSES, *facts_of(*changes[1:], first=1))
             raise Killed
 
+    asked = list[Any]()
     with pytest.raises(RunPaused):
         goes_on("pause")
-    ClassWishes(run).add([ClassChange(*one) for one in changes[:1]], 0)
+    decide(run, CLASSES, *facts_of(*changes[:1]))
     for client in (2, 0):
         add_task(data, client, place / str(client))
     early, late = kills[:1], kills[1:]
     for before in (*map(Dies, early), *([wished] if changes else ()), *map(Dies, late)):
-        with pytest.raises(Killed):
+        with deciding() as store, pytest.raises(Killed):
             goes_on("close", before=before)
     return goes_on("close")
 
@@ -342,11 +355,11 @@ def test_everybodys_model_has_the_classes_of_the_run(tmp_path):
     (newer := run / "server/state-00000001.safetensors").write_text("is written before its record")
     assert global_model(run).class_names == ["a", "b", "c", "d"]
     newer.unlink()
-    ClassWishes(run).add([ClassChange("c", "b")], 0)
+    decide(run, CLASSES, *facts_of(("c", "b")))
     add_task(data, 2, tmp_path / "2")
     with pytest.raises(RunPaused):
         run_in_process(experiment, data, run, resume=True, at_rest="pause")
-    ClassWishes(run).add([ClassChange("a", "alpha")], 1)
+    decide(run, CLASSES, *facts_of(("a", "alpha"), first=1))
     summary = run_in_process(experiment, data, run, resume=True, at_rest="close")
     (run / "summary.json").write_text(json.dumps(summary))
     found = global_model(run)
@@ -364,14 +377,11 @@ def test_what_is_decided_after_the_last_round_stands_in_the_summary(now, tmp_pat
     data, run, last = prepared(tmp_path) / "data", tmp_path / "run", {}
     with pytest.raises(RunPaused):
         run_in_process(open_run(), data, run, at_rest="pause")
-    ClassWishes(run).add([ClassChange("a", "alpha")], 0)
+    decide(run, CLASSES, *facts_of(("a", "alpha")))
     drop_task(data, 1, 0, "a loose sensor")
     if now:
         add_task(data, 2, tmp_path / "2")
-        news = InProcessCohort.news
-        monkeypatch.setattr(
-            InProcessCohort, "news", lambda self: replace(news(self), closes_now=True)
-        )
+        decide(run, CLOSE, {"now": True})
     finishes = {"before": lambda order: last.update({order.kind: [*order.class_changes]})}
     found = run_in_process(open_run(), data, run, resume=True, at_rest="close", **finishes)
     (growth,) = found["growths"]
@@ -389,7 +399,7 @@ def test_the_last_models_say_the_names_of_by_now(method, tmp_path):
     for at_rest in ("pause", "close"):
         with nullcontext() if at_rest == "close" else pytest.raises(RunPaused):
             run_in_process(open_run(method=method), data, run, resume=True, at_rest=at_rest)
-        ClassWishes(run).add([ClassChange("a", "alpha")], 0)
+        decide(run, CLASSES, *facts_of(("a", "alpha")))
     for place in run.glob("clients/*/personal.safetensors"):
         assert [*TrainedModel.load(place).class_names] == ["alpha", "b", "c", "d"], place
 
@@ -426,7 +436,7 @@ def test_a_name_that_is_asked_for_while_a_growth_is_made_belongs_to_it(tmp_path,
     def made(self: Any, *facts: Any) -> Any:
         found = grown(self, *facts)
         if found and "e" in found.classes and late:
-            self._named.__self__.add([late.pop()], 0)
+            self.store.decide(CLASSES, *facts_of(late.pop()))
         return found
 
     place = prepared(tmp_path)

@@ -16,7 +16,6 @@ from fedmodels.config.privacy import SecureSum
 from fedmodels.errors import TooFewClients
 from fedmodels.numerics.secrecy import Secret
 from fedsrv.parts import secure_group
-from fedsrv.parts.open_wishes import CLASSES
 from fedsrv.parts.secure_rounds import SecureRound, SecureRounds
 from fedsrv.parts.stages import RunPaused
 from fedtide.inprocess import run_in_process
@@ -56,7 +55,7 @@ def lived(
             site(data, 3)
         if stretch == 2:
             add_task(data, 1, arrays_in(data.parent / "more", [1, 2], 8))
-            (out / CLASSES).write_text('[[0, "7", "2"]]')  # the class 7 becomes part of 2
+            (out / "classes.json").write_text('[[0, "7", "2"]]')  # the class 7 becomes part of 2
         schedule = {"order": "tasks_outer", "open": True, "rounds": 1, "clients": 4}
         given = tiny_experiment(
             method=method, schedule={**schedule, "begin_with": 3},
@@ -129,7 +128,7 @@ def spent(place: Path, kills: int = 0, change: str = '[[0, "7", "2"]]') -> tuple
     with pytest.raises(RunPaused):
         run_in_process(given, data, out, resume=True, at_rest="pause")
     add_task(data, 1, arrays_in(place / "more", [1, 2], 8))
-    (out / CLASSES).write_text(change)
+    (out / "classes.json").write_text(change)
     how: dict[str, Any] = {"resume": True, "at_rest": "close"}
     if kills:
         with pytest.raises(Killed):

@@ -12,18 +12,21 @@ import pytest
 
 from fedcli.data.store.dropping import drop_task
 from fedcli.data.store.growing import add_task
-from fedmodels.errors import DataError, PayloadError, RunFailed
+from fedmodels.errors import DataError, PayloadError, TooFewClients
 from fedpb.tables import client_json_of, description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
+from fedsrv.events import EventLog
 from fedsrv.parts.open_plan import Growth, movers
-from fedsrv.parts.open_wishes import ASIDE, TasksAside
 from fedsrv.parts.stages import BY_HAND, BY_SITE, OpenRuns
+from fedsrv.state.decisions import SET_ASIDE, decide
+from fedsrv.state.ledger import Ledger
+from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies, admission, arrays_in, described, opened, own
 from tests.fedsrv.engine.test_who_learns import OPEN
-from tests.runs import Killed
+from tests.runs import Killed, deciding
 
 __all__ = ["own"]
 
@@ -122,10 +125,44 @@ def test_an_odd_month_ends_no_run_whose_cohorts_are_smaller_than_min_clients(bes
     assert why.startswith("3 of its uploads came to nothing; the last one: its upload is far out")
 
 
+def test_a_round_that_came_to_nothing_counts_and_its_task_goes(own, tmp_path):
+    """All three clients are needed: the run ends, at each resume. After the third one the task of
+    client 0 is set aside, as in a run whose rounds were committed."""
+    many(own, 3)
+    floats(own)
+    run, needs = tmp_path / "run", {"server": {"min_clients": 3}, "schedule": {"clients": 3}}
+    opened(own, run, **needs)
+    add_task(own, 0, scaled(tmp_path / "march", 1e4))
+    advice = r"failed 3 times; at the site, fedcli drop-task --client-id 0 1 does that now; "
+    for _ in range(3):
+        with pytest.raises(TooFewClients, match=advice):
+            opened(own, run, "close", **needs)
+    summary = opened(own, run, "close", **needs)
+    assert summary is not None
+    ((client, task, why),) = summary["growths"][-1]["set_aside"]
+    assert (client, task) == (0, 1)
+    assert why.startswith("3 of its uploads came to nothing; the last one: its upload is far out")
+
+
+def test_a_site_takes_back_the_task_whose_round_came_to_nothing(own, tmp_path):
+    """The decision is read before that round is done again."""
+    many(own, 3)
+    floats(own)
+    run, needs = tmp_path / "run", {"server": {"min_clients": 3}, "schedule": {"clients": 3}}
+    opened(own, run, **needs)
+    add_task(own, 0, scaled(tmp_path / "march", 1e4))
+    with pytest.raises(TooFewClients):
+        opened(own, run, "close", **needs)
+    drop_task(own, 0, 1, "another unit")
+    summary = opened(own, run, "close", **needs)
+    assert summary is not None
+    assert summary["growths"][-1]["set_aside"] == [(0, 1, "another unit")]
+
+
 def test_a_task_is_set_aside_by_hand_before_it_begins_or_while_it_is_learned(own, tmp_path):
     """Task 1 of client 0 is under way, its task 2 has not begun; a crash loses no wish.
 
-    What was decided before it, the first round of task 1, is done all the same.
+    It is read before the round is done that the crash came into.
     """
     run = tmp_path / "run"
     for seed in (1, 2, 3):
@@ -135,14 +172,14 @@ def test_a_task_is_set_aside_by_hand_before_it_begins_or_while_it_is_learned(own
     def before(order: Any) -> None:
         if order.kind == rpc.ORDER_KIND_TRAIN and order.interaction == 2 and not asked:
             asked.append(order.interaction)
-            TasksAside(run).add([(0, 1), (0, 2)])
+            store(SET_ASIDE, *({"client": 0, "task": task} for task in (1, 2)))
             raise Killed
 
-    with pytest.raises(Killed):
+    with deciding() as store, pytest.raises(Killed):
         opened(own, run, "close", rounds=2, before=before)
     opened(own, run, "close", rounds=2)
     found = [tasks.get("0") for _, tasks in trained(run)]
-    assert found == [0, 0, 1, 3, 3]
+    assert found == [0, 0, 3, 3]
     assert aside_of(run) == [[[0, 1, BY_HAND], [0, 2, BY_HAND]]]
     assert records_of(run)[-1]["clients"]["0"]["views"]["global"]["tasks"][1:3] == [None, None]
 
@@ -151,7 +188,7 @@ def test_who_has_no_other_task_trains_no_more_until_one_comes(own, tmp_path):
     run = tmp_path / "run"
     opened(own, run)
     add_task(own, 1, arrays_in(tmp_path / "1", [1, 2], 1))
-    TasksAside(run).add([(0, 0)])
+    decide(run, SET_ASIDE, {"client": 0, "task": 0})
     opened(own, run)
     add_task(own, 0, arrays_in(tmp_path / "2", [3, 4], 2))
     opened(own, run, "close")
@@ -165,15 +202,11 @@ def test_tasks_that_are_set_aside_are_passed_over():
 
 
 def test_wishes_are_checked_and_lie_on_the_disk(tmp_path):
-    (tmp_path / ASIDE).write_text("{")
-    with pytest.raises(RunFailed, match="names the tasks that are set aside, and cannot be read"):
-        TasksAside(tmp_path)
-    (tmp_path / ASIDE).unlink()
-    part: Any = OpenRuns.__new__(OpenRuns)
+    run = tmp_path / "run"
+    store = Store(run, tiny_experiment(), False)
+    part: Any = OpenRuns(store, EventLog())
     known: Any = type("Known", (), {"num_tasks": 2})()
     part._stages = type("Stages", (), {"known": {0: known}, "growths": [Growth(0)]})()
-    part._before = (), {}
-    part._wished = TasksAside(tmp_path)
     begun, part._stages = part._stages, None
     with pytest.raises(PayloadError, match="the run has not begun"):
         part.offers()["set_aside"]([(0, 1)])
@@ -182,7 +215,10 @@ def test_wishes_are_checked_and_lie_on_the_disk(tmp_path):
         with pytest.raises(PayloadError, match=f"client {client} has no task {task}"):
             part.offers()["set_aside"]([(client, task)])
     part.offers()["set_aside"]([(0, 1)])
-    assert TasksAside(tmp_path).read() == {(0, 1)}
+    store.close()
+    ledger = Ledger(run / "run.db", strict=False, new=False)
+    assert ledger.decided(SET_ASIDE) == [{"client": 0, "task": 1}]
+    ledger.close()
 
 
 def test_a_growth_is_read_as_it_was_written():

@@ -42,6 +42,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Head]:
         store.add_scores(record(0, metrics={"a_glo": 0.5}))
         committed(store, 1, 2, 3)
         store.start_over(1)
+        store.decide("close", {"now": False})
         store.set_aside({2: "an operator excluded it"})
         store.roll_back(1)
     return run, verified(run).head
@@ -111,6 +112,7 @@ def test_a_row_that_is_gone_is_told(run, whole, table):
 
 
 FORGED = {
+    "decision": "INSERT INTO decisions VALUES (1, '[]')",
     "growth": "INSERT INTO growths VALUES (1, '{}')",
     "client": "INSERT INTO clients VALUES (7, '{}')",
     "start": "INSERT INTO started_over VALUES (0, 3)",
@@ -133,6 +135,27 @@ def test_a_form_whose_rows_nothing_covers_is_taken_for_an_edit(run, whole):
     assert "it was put into the form of an earlier version" in verified(run, whole[1]).wrong
     with pytest.raises(ArchiveError, match="it was put into the form of an earlier version"):
         Ledger(run / "run.db", strict=False, new=False)
+
+
+def test_a_run_of_the_version_before_gets_a_table_of_decisions(tmp_path):
+    with closing(Store(tmp_path / "run", EXPERIMENT, False)) as store:
+        committed(store, 0)
+    run = store.path
+    for sql in ("DROP TABLE decisions", "PRAGMA user_version = 3"):
+        edit(run, sql)
+    before = verified(run)
+    assert before.wrong == []
+    with closing(Store(run, EXPERIMENT, True)) as store:
+        store.decide("close", {"now": True})
+    assert verified(run, before.head).wrong == []
+
+
+def test_decisions_that_are_gone_with_their_table_are_told(run, whole):
+    """Also in the form of the version before, which had no such table."""
+    edit(run, "DROP TABLE decisions")
+    assert told(run, whole[1])
+    edit(run, "PRAGMA user_version = 3")
+    assert told(run, whole[1]) == ["decision 1 is gone"]
 
 
 @pytest.mark.parametrize("what", FORGED)

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ArchiveError
 from fedsrv.cli import app
-from fedsrv.parts.open_wishes import TasksAside
 from fedsrv.state import lineage
+from fedsrv.state.decisions import SET_ASIDE, decide
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.lineage import FILE, Origin, lineage_of
 from fedsrv.state.record import Record
@@ -63,7 +63,7 @@ def test_an_open_run_lists_what_counted_and_no_task_that_was_set_aside_before(ow
     opened(own, run)
     for seed in (1, 2):
         add_task(own, 0, arrays_in(tmp_path / f"{seed}", [1, 2], seed))
-    TasksAside(run).add([(0, 1)])
+    decide(run, SET_ASIDE, {"client": 0, "task": 1})
     opened(own, run, "close", facts=True)
     versions = lineage_of(run).versions
     assert [[(s.client, s.tasks) for s in v.shares] for v in versions] == [

@@ -41,7 +41,8 @@ def served(config, check_known, steered=None, **asks):
     cohort = SimpleNamespace(
         num_clients=8, most_present=8, check_known=check_known, look_after=lambda: None
     )
-    cohort.steer = lambda clients, **_: None if steered is None else steered.append(clients)
+    cohort.look_again = lambda: None
+    asks |= {} if steered is None else {"retire": lambda clients, forget: steered.append(clients)}
     events = EventLog()
     service = Service("run", config, cohort, events, **asks)
     server, port = start_server(service, "127.0.0.1:0", None)
@@ -82,6 +83,26 @@ def test_tasks_of_clients_alone_are_set_aside():
     assert asked == [(3, 1), (5, 0)]
 
 
+def test_what_ends_is_stored_before_the_call_is_answered():
+    """A call whose decision cannot be kept is refused; the run looks at what is kept at once."""
+    done: list[object] = []
+
+    def retire(clients, forget):
+        if 5 in clients:
+            raise PayloadError("nobody would be left: fedsrv close ends the run")
+        done.append((clients, forget))
+
+    asks = {"retire": retire, "close": done.append, "set_aside": done.append}
+    with served({}, lambda clients: None, **asks) as address:
+        steer(address, retire=["3"], forget=True)
+        steer(address, close=True, now=True)
+        with pytest.raises(LinkError, match="nobody would be left"):
+            steer(address, retire=["5"])
+        with pytest.raises(LinkError, match="nobody retires, so nobody is forgotten"):
+            steer(address, forget=True, close=True)
+    assert done == [([3], True), True]
+
+
 def test_classes_are_shown_and_renamed_in_an_open_run_alone(place):
     asked = []
 
@@ -103,8 +124,7 @@ def test_classes_are_shown_and_renamed_in_an_open_run_alone(place):
         line = f"{address}: the class 'x' is called 'z' from the next round on\n"
         assert said(address, "--rename", "x", "z") == line
         assert "the run has a class 'b' already" in said(address, "--rename", "a", "b", code=1)
-        assert steered == [[]], "the run looks at another name at once"
         assert steer(address, retire=["3"], classes=()), "the classes, and somebody retires"
-        assert steered == [[], [3]]
+        assert steered == [[3]]
     assert asked == [("x", "z"), ("a", "b")]
     assert "open = true takes new ones" in said(place[0], code=1)
