@@ -230,7 +230,7 @@ class Launch:
     forecasts: bool = False
     """Whether a trial says how long a run that begins will take."""
     is_tried: bool = False
-    """Whether that trial goes on: hosts start when it has ended."""
+    """Whether that trial goes on, beside the first rounds."""
     box: Box = field(default_factory=Box)
     address: str = ""
     """Where the coordinator listens; empty until it does."""

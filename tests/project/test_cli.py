@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -518,3 +520,29 @@ def test_values_are_completed_in_a_shell(words, offered):
         command, env={**os.environ, **shell}, capture_output=True, text=True, check=False
     )
     assert found.stdout.split() == offered
+
+
+@pytest.mark.parametrize(
+    ("is_terminal", "options", "asked"),
+    [
+        (True, [], True),
+        (False, [], False),
+        (True, ["--json"], False),
+        (False, ["--forecast"], True),
+        (True, ["--no-forecast"], False),
+    ],
+)
+def test_a_launch_that_nobody_watches_tries_no_client(
+    tmp_path, monkeypatch, is_terminal, options, asked
+):
+    """Sweeps, queues, agents and jobs of CI write to a file or a pipe."""
+    told = list[bool]()
+    monkeypatch.setattr(
+        "fedsrv.launch.launcher.launch", lambda *args, forecasts, **more: told.append(forecasts)
+    )
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: is_terminal))
+    monkeypatch.setattr(sys, "argv", ["fedsrv", "launch", str(ROOT / "examples/quickstart.toml")])
+    sys.argv += ["--out", str(tmp_path / "run"), *options]
+    with contextlib.suppress(SystemExit):
+        fedsrv.cli.app(standalone_mode=False)
+    assert told == [asked]

@@ -202,8 +202,11 @@ def settled(weights: Mapping[str, Tensor], moves: Weights, before: Weights) -> d
 def bias_of(p: Tensor) -> Tensor:
     """Return the bias (K,) with which a linear head chooses the nearest prototype (K, d).
 
-    It is no larger than a weight may be: else a forged prototype would stop all training.
+    It is no larger than a weight may be: else a forged prototype would stop all training. Of
+    forms without values torch would import its compiler, to clamp them.
     """
+    if p.is_meta:
+        return p.new_empty(len(p))
     return (-p.square().sum(1) / 2).clamp_min(-MAX_WEIGHT)
 
 
