@@ -35,16 +35,14 @@ from fedtide.testing.trial import tiny_experiment  # noqa: E402
 from tests.combinations import one_key, tables_of  # noqa: E402
 from tests.fedmodels.methods.test_conformance import NEEDS, SMALL  # noqa: E402
 
-HEAD = """# What goes with what
+HEAD = """# Combinations
 
-A config switches parts of a run on. This page is written from the table that a config is checked
-with (`make docs` writes it anew), so no pair is missing: two parts that no list here names go
-together, and a test runs each such pair of keys, kills it and takes it up again. A pair that does
-not go together is refused before a run begins, by the line that stands here. A key of a part that
-is off is refused as well.
+Which options of a config can be combined. The page is generated from the table that configs are
+checked with (`make docs` updates it), so it is complete: two parts that are not listed together
+work together, and a test runs each such pair, kills it and resumes it. Other pairs are rejected
+before a run starts, with the message given here. A key of a part that is off is rejected as well.
 
-Two parts that are values of one key, such as the two kinds of `[schedule] sampling`, exclude each
-other by themselves.
+Two values of one key, such as the two kinds of `[schedule] sampling`, exclude each other.
 """
 REFUSED = refused_by(PARTS)
 Ask = Callable[[Method, RunFacts], object]
@@ -114,7 +112,7 @@ def _parts() -> str:
         others = [other for other in PARTS if any({*r.pair} == {part.name, other} for r in REFUSED)]
         where = f"[{part.name}]({part.page})" if part.page else part.name
         rows.append(f"| {where} | `{part.keys}` | {', '.join(others) or '–'} |")
-    head = ["## Parts\n", "| part | switched on by | refused with |", "|---|---|---|"]
+    head = ["## Parts\n", "| part | switched on by | rejected with |", "|---|---|---|"]
     return "\n".join([*head, *rows]) + "\n"
 
 
@@ -126,9 +124,9 @@ def _pairs() -> str:
         cells = [_cell(one, other) for other in named]
         rows.append(f"| {number} {one} | {' | '.join(cells)} |")
     text = (
-        "## Parts × parts\n\nOf the parts that are refused with any: `×` is refused, `(×)` under a "
-        "condition, `=` values of one key, and an empty cell goes together. The columns have the "
-        "numbers of the rows.\n"
+        "## Parts × parts\n\nParts that are rejected with another one: `×` is rejected, `(×)` under a "
+        "condition, `=` are values of one key, and an empty cell works. Columns have the numbers "
+        "of the rows.\n"
     )
     return "\n".join([text, *rows]) + "\n"
 
@@ -146,10 +144,10 @@ def _refusals() -> str:
     rows = [f"| {' with '.join(r.pair)} | {_line(r)} |" for r in REFUSED]
     needs = [f"| {r.pair[0]} without {r.pair[1]} | {_line(r)} |" for r in NEEDED]
     rests = [f"- {one} while there is {other}: {why}." for (one, other), why in RESTS.items()]
-    head = ["## Lines of refused pairs\n", "| pair | line |", "|---|---|"]
+    head = ["## Messages of rejected pairs\n", "| pair | message |", "|---|---|"]
     also = [
-        "\n## What rests\n",
-        "A part that is on by itself and rests where another one would be contradicted:\n",
+        "\n## What is switched off\n",
+        "Parts that are on by default, and off where they would contradict another one:\n",
     ]
     return "\n".join([*head, *rows, *needs, *also, *rests]) + "\n"
 
@@ -166,10 +164,9 @@ def _methods() -> str:
     rows.append("|---" * (len(ASKS) + 1) + "|")
     rows += [row_of(name) for name in names()]
     text = (
-        "## Methods × parts\n\n`×`: the part refuses the method, with its defaults, before a run "
-        "begins; the line says why. Open runs: whether classes may come that the run did not begin "
-        "with. Parts that are not here take every method. A method of one's own is asked in the "
-        "same way: "
+        "## Methods × parts\n\n`×`: the part rejects the method, with its defaults, before a run "
+        "starts, and the message says why. Open runs: whether new classes may arrive. Parts that "
+        "are not listed work with every method. Your own methods are asked in the same way: "
         "[Python](api.md#what-parts-of-a-run-ask).\n"
     )
     return "\n".join([text, *rows]) + "\n"

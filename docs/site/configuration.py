@@ -33,20 +33,22 @@ from fedsrv.catalogue import meanings_of
 
 HEAD = """# Configuration
 
-An experiment is one TOML file. This page is generated from the classes that check it (`make docs`
-writes it anew), so every key is here. `--set table.key=value` of `fedsrv launch` and `fedsrv serve`
-overrides one. A key without default may be left out.
+Every key of an experiment, which is one TOML file. The page is generated from the classes that
+check a config (`make docs` updates it). `--set table.key=value` of `fedsrv launch` and
+`fedsrv serve` overrides a key. Keys without a default are optional.
 
-Where `--set` names another method, net or kind of scenario than the file, the file's keys for the
-former one are left out: all hyper-parameters of the method, and what the new net or scenario does
-not know. A note names them.
+```toml
+seed = 0                 # integer from 0: determines everything random in a run
+[method]
+name = "fedrep"
+```
 
-Editors that know schemas of TOML complete a config and mark what is wrong in it:
-`fedsrv schema > fedtide.schema.json` writes the schema beside it, and its first line is then to be
-`#:schema fedtide.schema.json`. `fedsrv init` writes a config without it.
+If `--set` selects another method, net or kind of scenario than the file, the file's keys for the
+former one are ignored, with a note: all hyper-parameters of the method, and the keys that the new
+net or scenario does not have.
 
-At the top level stands `seed` (integer from 0, default `0`): everything random of a run follows
-from it.
+Editors with TOML schemas complete and check a config that starts with the line
+`#:schema fedtide.schema.json`; `fedsrv schema > fedtide.schema.json` writes that file next to it.
 """
 TABLES = {
     "data": Data,

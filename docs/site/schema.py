@@ -29,7 +29,7 @@ FILES = ("coordinator", "enrolment", "bundle", "description", "table")
 HEAD = """# The schema
 
 Every call, message and field of the package `fedpb.v1`. This page is generated from
-`proto/fedpb/v1/*.proto` and the comments in them (`make docs` writes it anew).
+`proto/fedpb/v1/*.proto` and the comments in them (`make docs` updates it).
 [The protocol](protocol.md) says how the calls play together.
 """
 SYNTAX, MESSAGE, ENUM, SERVICE = 12, 4, 5, 6

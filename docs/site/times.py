@@ -11,22 +11,22 @@ from fedmodels import times
 
 TOP = f"""# Times
 
-The programs wait for others, and look at things now and then. These are all the times that they
-have. One more is in the config: `[server] deadline_s`, after which `min_clients` answers will do.
+For operators of slow links or machines: all timeouts and intervals of the programs. One more is in
+the config: after `[server] deadline_s`, `min_clients` answers are enough.
 
 ## Where links or machines are slow
 
-`{times.VARIABLE}=4` in the environment of a process makes all times of the first table four times
-as long there, and lets a link be four times as slow. It takes a number from {times.LEAST} to
-{times.MOST}. Set it for the coordinator, its relays and clients of the slow place alike. Whoever
-waits longer also notices later that somebody is gone.
+The environment variable `{times.VARIABLE}=4` makes all times of the first table four times as long
+for a process, and lets a link be four times as slow ({times.LEAST} to {times.MOST}). Set it for the
+coordinator, its relays and the clients of the slow place alike. A process that waits longer also
+notices disconnected peers later.
 
-The time of what is sent, where a row adds it, is that of a link with 16 KiB/s. The tables are made
-from the code (`make docs`).
+Where a row adds the time for sending, it assumes 16 KiB/s. The tables are generated from the code
+(`make docs`).
 
 """
 MORE = """
-## How often something is looked at, and other limits
+## Intervals and other limits
 
 """
 
