@@ -17,8 +17,8 @@ import fedsrv.cli
 
 PAGE = Path(__file__).parents[1] / "commands.md"
 TITLE = "## Every command and option"
-ABOUT = """Generated from the commands themselves (`make docs` updates it). Every option is also an environment
-variable: `FEDSRV_LAUNCH_OUT` is `--out` of `fedsrv launch`.
+ABOUT = """Generated from the commands themselves (`make docs` updates it). Every option is also an
+environment variable: `FEDSRV_LAUNCH_OUT` is `--out` of `fedsrv launch`.
 """
 
 
