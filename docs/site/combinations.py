@@ -124,8 +124,8 @@ def _pairs() -> str:
         cells = [_cell(one, other) for other in named]
         rows.append(f"| {number} {one} | {' | '.join(cells)} |")
     text = (
-        "## Parts × parts\n\nParts that are rejected with another one: `×` is rejected, `(×)` under "
-        "a condition, `=` are values of one key, and an empty cell works. Columns have the "
+        "## Parts × parts\n\nParts that are rejected with another one: `×` is rejected, `(×)` "
+        "under a condition, `=` are values of one key, and an empty cell works. Columns have the "
         "numbers of the rows.\n"
     )
     return "\n".join([text, *rows]) + "\n"
