@@ -19,7 +19,7 @@ are the tables of a study of attacks (:mod:`benchmarks.attacks.page`), and ``dec
 would decide the open intervals of all studies (:mod:`benchmarks.deciding`). A study with
 curves or lengths has a picture, ``docs/results/STUDY.svg``. What benchmarks measured has records of
 its own (benchmarks/measured.py), and the same marks. How long our runs are beside the papers' is
-made anew in ``docs/results.md``, too (:mod:`benchmarks.papers.lengths`).
+computed in the tables of verdicts, too (:mod:`benchmarks.papers.lengths`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"kept {keep(options.study, options.runs, add=options.add)}")
         for path in sorted(PAGES.glob("*.md")):
             path.write_text(rendered(path.read_text()))
-        lengths.PAGE.write_text(lengths.rendered(lengths.PAGE.read_text()))
         for record in sorted(RECORDS.glob("*.json")):
             draw(read_record(record), PAGES / f"{record.stem}.svg")
     except FedtideError as error:
@@ -112,7 +111,7 @@ def _with_recorded(outcome: Outcome, recorded: Outcome) -> list[RunNumbers]:
 
 
 def rendered(text: str) -> str:
-    """Return a page with everything between its marks made anew.
+    """Return a page with everything between its marks made anew, and the lengths of its studies.
 
     Raises:
         ConfigError: a mark names a study without a record.
@@ -137,7 +136,7 @@ def rendered(text: str) -> str:
         ]
         return "\n".join([*parts, mark[3]])
 
-    return MARKED.sub(tables, text)
+    return lengths.rendered(MARKED.sub(tables, text))
 
 
 def made_with(outcome: Outcome) -> str:

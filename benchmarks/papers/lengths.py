@@ -1,4 +1,4 @@
-"""The column of docs/results.md that says how long our runs were beside the paper's.
+"""The column of pages of results that says how long our runs were beside the paper's.
 
 It is computed from the configs of the studies that a line names. Below a tenth of the paper's
 steps nothing is refuted but "at this length", and the line has to say so.
@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain
-from pathlib import Path
 
 from benchmarks.papers.page import experiments_of, percent
 from benchmarks.papers.size import Size, share, size_of
@@ -85,6 +84,3 @@ def _lines(lines: list[str]) -> Iterator[str]:
             if min(shares(study)[0][0] for study in named) < ENOUGH:
                 line = REFUTED.sub(r"\1 at this length", line)
         yield line
-
-
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "results.md"

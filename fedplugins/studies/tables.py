@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 BOLD = (
-    "Bold: better than every other row of its setting in a paired test over seeds. Each row chooses "
-    "among the classes of its own method's rule."
+    "Bold: better than every other row of its setting in a paired test over seeds. "
+    "Each row chooses among the classes of its own method's rule."
 )
 DIFFERENCES = "Differences to {} over the same seeds: mean [95 % interval by Student's t]."
 CORRECTED = (

@@ -1,7 +1,7 @@
 """Intervals in the prose of the results: each is that of a paired difference behind that prose.
 
-A page's prose is looked up in the records that the page shows, a claim in those of the pages that
-it links, and a line of the overview in those of its claim. Among the intervals of all records
+A section's prose is looked up in the records that its page shows and in those of the pages that it
+links, a line of the overview in those of the pages that it links. Among the intervals of all records
 together a wrong one would often find its like.
 """
 
@@ -165,33 +165,27 @@ def shown_on(page: str) -> frozenset[str]:
     return frozenset(name for name in marks if (RECORDS / f"{name}.json").exists())
 
 
-def claims() -> Iterator[tuple[int, str, frozenset[str]]]:
-    """Yield each claim: its line, its text, and the records of the pages that it links."""
-    text = (PAGES / "claims.md").read_text()
-    starts = [found.start() for found in re.finditer(r"^##+ ", text, flags=re.MULTILINE)]
-    for start, end in pairwise([*starts, len(text)]):
-        pages = set(re.findall(r"\(([\w-]+\.md)", text[start:end]))
-        records = frozenset[str]().union(*map(shown_on, pages))
-        yield text[:start].count("\n"), text[start:end], records
-
-
-def anchor(claim: str) -> str:
-    """Return what links to a claim end with: its heading in small letters, with hyphens."""
-    heading = re.sub(r"[^\w -]", "", claim.splitlines()[0].lstrip("# "))
-    return heading.lower().replace(" ", "-")
+def linked_on(text: str) -> frozenset[str]:
+    """Return the names of the records behind the pages of results that a text links."""
+    pages = set(re.findall(r"\((?:results/)?([\w-]+\.md)", text))
+    there = {page for page in pages if (PAGES / page).exists()}
+    return frozenset[str]().union(*map(shown_on, there))
 
 
 def passages(page: Path) -> Iterator[tuple[int, str, frozenset[str]]]:
-    """Yield the parts of a page: the line above each, its text, and the records behind it."""
-    if page.stem == "claims":
-        yield from claims()
-    elif page.stem == "results":
-        behind = {anchor(text): records for _, text, records in claims()}
-        for number, line in enumerate(page.read_text().splitlines()):
-            link = re.search(r"results/claims\.md#([\w-]+)", line)
-            yield number, line, behind[link[1]] if link else frozenset()
-    else:
-        yield 0, page.read_text(), shown_on(page.name)
+    """Yield the parts of a page: the line above each, its text, and the records behind it.
+
+    These are the sections of a page, and the lines of the overview.
+    """
+    text = page.read_text()
+    if page.stem == "results":
+        for number, line in enumerate(text.splitlines()):
+            yield number, line, linked_on(line)
+        return
+    starts = [0, *(found.start() for found in re.finditer(r"^##+ ", text, flags=re.MULTILINE))]
+    for start, end in pairwise([*starts, len(text)]):
+        section = text[start:end]
+        yield text[:start].count("\n"), section, shown_on(page.name) | linked_on(section)
 
 
 def is_recorded(numbers: Sequence[str], records: Iterable[str]) -> bool:
@@ -263,10 +257,3 @@ def test_figures_without_an_interval_are_of_the_pages_tables_or_of_a_paper(page)
                    for one in known)
     }  # fmt: skip
     assert not unknown
-
-
-def test_every_claim_has_a_line_in_the_results():
-    linked = re.findall(r"results/claims\.md#([\w-]+)", (ROOT / "docs" / "results.md").read_text())
-    headings = {anchor(text) for _, text, _ in claims() if text.startswith("### ")}
-    assert headings
-    assert headings <= {*linked}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.papers import lengths
-from benchmarks.papers.table import tables_of
+from benchmarks.papers.table import PAPERS, ROOT, tables_of
 from benchmarks.papers.views import in_the_papers_view
 from benchmarks.records import PAGES, RECORDS
 from fedplugins.studies.outcome import read_record
 from fedplugins.studies.plan import Cell
 from tests.project.test_intervals import shown_on
 
+RESULTS = ROOT / "docs" / "results.md"
 HEADS = f"| claim | verdict | {lengths.HEADING} | study |\n|---|---|---|---|"
 
 
@@ -63,9 +64,8 @@ def test_below_a_tenth_nothing_is_refuted_but_at_this_length(study, said):
 
 
 def test_pages_of_short_studies_refute_nothing_but_at_this_length():
-    """The claims say it at their top: two of their studies are as long as a paper's."""
     papers = lengths.papers_cells()
-    for page in sorted({file.name for file in PAGES.glob("*.md")} - {"claims.md"}):
+    for page in sorted(file.name for file in PAGES.glob("*.md")):
         studies = shown_on(page) & papers.keys()
         if any(lengths.shares(study)[0][0] < lengths.ENOUGH for study in studies):
             assert not lengths.REFUTED.search((PAGES / page).read_text()), page
@@ -80,12 +80,21 @@ def test_the_papers_view_has_fedavg_just_trained_and_others_as_received():
 
 
 def test_results_open_with_a_table_that_is_read_in_two_minutes():
-    lines = [line for line in lengths.PAGE.read_text().split("\n\n")[3].split("\n") if line]
+    lines = [line for line in RESULTS.read_text().split("\n\n")[3].split("\n") if line]
     assert lines[0].startswith("| method | what to expect |")
     assert len(lines[2:]) <= 12
 
 
-def test_the_page_of_results_is_rendered():
-    """After a change: ``python -m benchmarks.records``."""
-    text = lengths.PAGE.read_text()
-    assert lengths.rendered(text) == text
+@pytest.mark.parametrize("paper", PAPERS)
+def test_a_papers_page_begins_with_its_verdicts(paper):
+    """And they are in one place: the overview links the page and has no second list."""
+    text = (PAGES / f"{paper}.md").read_text()
+    first = text[text.index("\n| ") :].split("\n\n")[0].strip().split("\n")
+    assert first[0].startswith("| claim | ")
+    assert lengths.HEADING in first[0]
+    assert len(first[2:]) >= 6
+    assert all(lengths.STUDY.search(line) for line in first[2:])
+    assert text.index(first[0]) < text.index("<!-- record: ")
+    overview = RESULTS.read_text()
+    assert f"(results/{paper}.md)" in overview
+    assert lengths.HEADING not in overview

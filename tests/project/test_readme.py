@@ -124,9 +124,10 @@ def test_shown_benchmarks_exist():
 def test_shown_studies_exist():
     studies = [s for page in PAGES for s in re.findall(r"STUDY=([\w-]+)", page.read_text())]
     assert len(studies) >= 10
-    overview = (ROOT / "docs" / "results.md").read_text()
-    studies += (lines := re.findall(r"\[`([\w-]+)`\]\(results/", overview))
-    assert len(lines) >= 20
+    results = [page.read_text() for page in (ROOT / "docs" / "results").glob("*.md")]
+    linked = re.compile(r"\[`([a-z]+(?:-[a-z]+)*)`\]\([\w-]*(?:\.md)?#?[\w-]*\)")
+    studies += (verdicts := [study for text in results for study in linked.findall(text)])
+    assert len({*verdicts}) >= 20
     assert {s for s in studies if not (ROOT / "benchmarks/studies" / f"{s}.toml").exists()} == set()
     assert len(BENCHMARKED) >= 15
 
