@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -288,8 +288,17 @@ def by_own_loop(address: str, data: Path, states: Path, rules: Rules, ledger: Pa
         task.send(loss=loss.detach())
 
 
+class Deviating(Protocol):
+    """What a site takes for its coordinator."""
+
+    heard: list[tuple[str, Message]]
+    """What the site said, by call."""
+    uploads: list[tuple[Ask, dict[str, np.ndarray[Any, Any]]]]
+    """What it uploaded, with what it was asked by."""
+
+
 def told_to(
-    liars: Sequence[Liar], rules: Rules, data: Path, states: Path, joins: Joins = by_command
+    liars: Sequence[Deviating], rules: Rules, data: Path, states: Path, joins: Joins = by_command
 ) -> Heard:
     """Let a site take part with each of some coordinators, and return what they heard."""
     ended = ""
@@ -455,11 +464,17 @@ def unpaid(
 
 def scored_more(site: Heard, most: int, ledger: Path) -> list[Finding]:
     """Return whether more models were scored than a site allows, or than its ledger says."""
-    told = {
-        place.partition("/Counts.")[0].partition("/Report.counts")[0]
-        + "/" + site.fields[place].decode()
-        for place in site.fields if place.endswith("/Counts.view")
-    }  # fmt: skip
+    answers: dict[tuple[str, bytes], list[bytes]] = {}
+    for place in site.fields:
+        before, is_view, _ = place.partition("/Counts.view")
+        if is_view:
+            report = before.partition("/Report.counts")[0]
+            numbers = [
+                site.fields.get(f"{before}/Counts.{n}", b"") for n in ("correct", "loss_sum")
+            ]
+            answers.setdefault((report, site.fields[place]), []).extend(numbers)
+    # the same numbers once more tell nothing, and may be free
+    told = {(view, *numbers) for (_, view), numbers in answers.items()}
     said = 0
     if most and ledger.exists():
         with closing(sqlite3.connect(ledger)) as db:

@@ -1,4 +1,4 @@
-"""A coordinator that says anything to clients of secure sums, and what it can work out from it.
+"""A coordinator or a relay that says anything to clients of secure sums, and what it works out.
 
 It draws cohorts, payloads, partners and lists of uploads at random, goes back and asks again. What
 it was answered is put together apart from the product: each masked upload is one equation over
@@ -20,12 +20,13 @@ import pytest
 from fedmodels.errors import ArchiveError, PayloadError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity.certificates import Authority, init_authority
+from fedsrv.parts.secure_group import SecureGroup
 from tests.fedcli.runtime.test_fixed_groups import NEARLY, Changing, Site, of
-from tests.fedcli.runtime.test_secure_attacks import IDS
 from tests.fedcli.runtime.test_secure_client import GIVEN
 
 REFUSED = (PayloadError, ArchiveError)
-SETS = [IDS, *combinations(IDS, 3)]
+GROUPS = (2, 3, 5), (7, 8, 11)
+"""Two fixed groups, all of whose clients are behind one relay."""
 
 
 @dataclass
@@ -39,8 +40,8 @@ class Attempt:
     """By client: who opened a share of the secret of its own mask."""
     pair: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
 
-    def known(self) -> np.ndarray[Any, Any]:
-        """Return the sums of uploads that follow, a row each, (n, 4)."""
+    def known(self, ids: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return the sums of uploads of some clients that follow, a row each, (n, clients)."""
         opened = {c for c, who in self.own.items() if len(who) >= self.threshold}
         apart = {c for c, who in self.pair.items() if len(who) >= self.threshold}
         masks: dict[Any, int] = {}
@@ -59,8 +60,8 @@ class Attempt:
                 hidden[place, masks[name]] = sign
         left, sizes, _ = np.linalg.svd(hidden)
         rank = int((sizes > 1e-9).sum())
-        uploads = np.array([[float(c == client) for c in IDS] for client in self.sent])
-        return left[:, rank:].T @ uploads if len(rows) else np.zeros((0, len(IDS)))
+        uploads = np.array([[float(c == client) for c in ids] for client in self.sent])
+        return left[:, rank:].T @ uploads if len(rows) else np.zeros((0, len(ids)))
 
 
 @dataclass
@@ -70,6 +71,8 @@ class Liar:
     world: Any
     rng: Any
     held: list[Attempt] = field(default_factory=list)
+    groups: list[SecureGroup] = field(default_factory=list)
+    """Its own part of each attempt."""
     refused: int = 0
 
     def some(self, clients: Sequence[int], least: int = 3) -> tuple[int, ...]:
@@ -80,11 +83,12 @@ class Liar:
 
     def play(self) -> None:
         """Make an attempt, as far as clients go along."""
-        over = SETS[self.rng.integers(len(SETS))] if self.rng.random() < 0.5 else IDS
+        over = self.over()
         given = [GIVEN, NEARLY][self.rng.integers(2)]
         at = {"interaction": int(self.rng.integers(4, 8)), "committed": 3}
         world = self.world
         world.group = group = world.attempt(at["interaction"], over, given)
+        self.groups.append(group)
         self.held.append(found := Attempt(group.threshold))
         for client in over:
             said = self.ask(client, rpc.ORDER_KIND_SHARE, group.to_share(), at)
@@ -104,6 +108,12 @@ class Liar:
                 said = self.ask(client, rpc.ORDER_KIND_UNMASK, asked, at)
                 for one in said.opened if said is not None else ():
                     (found.own if one.own else found.pair)[one.client].add(client)
+
+    def over(self) -> tuple[int, ...]:
+        """Draw the clients of an attempt: all, or three of them."""
+        ids = self.world.ids
+        sets = [ids, *combinations(ids, 3)]
+        return sets[self.rng.integers(len(sets))] if self.rng.random() < 0.5 else ids
 
     def train(self, client: int, given: Any, at: Any, found: Attempt) -> None:
         asked = self.world.group.to_train(client)
@@ -129,7 +139,41 @@ class Liar:
             return None
 
     def known(self) -> np.ndarray[Any, Any]:
-        return np.concatenate([np.zeros((1, len(IDS))), *(one.known() for one in self.held)])
+        ids = self.world.ids
+        return np.concatenate([np.zeros((1, len(ids))), *(one.known(ids) for one in self.held)])
+
+
+class Mixing(Liar):
+    """A relay: it has the true messages of two groups, and passes those of one to the other."""
+
+    def over(self) -> tuple[int, ...]:
+        if self.rng.random() < 0.6:
+            return GROUPS[self.rng.integers(2)]
+        return tuple(sorted(self.rng.choice(self.world.ids, 3, replace=False).tolist()))
+
+    def lie(self, asked: Any) -> None:
+        """Now and then, put what a client of the other group said in the place of a peer's."""
+        super().lie(asked)
+        others = [group for group in self.groups[:-1] if group.shared]
+        if asked.peers and others and self.rng.random() < 0.3:
+            group = others[self.rng.integers(len(others))]
+            known = group.to_train(next(iter(group.keys))).peers
+            asked.peers[self.rng.integers(len(asked.peers))].CopyFrom(
+                known[self.rng.integers(len(known))]
+            )
+            kept = sorted(asked.peers, key=lambda peer: peer.client)
+            del asked.peers[:]
+            asked.peers.extend(kept)
+
+
+class TwoGroups(Site):
+    """Clients of two fixed groups."""
+
+    ids = sum(GROUPS, ())
+
+    def fixed(self, client):
+        self.members = next(group for group in GROUPS if client in group)
+        return super().fixed(client)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +194,20 @@ def test_whatever_it_says_it_knows_the_sum_of_the_fixed_group_and_no_other(
     assert liar.refused > 0
     assert np.linalg.matrix_rank(known, tol=1e-6) == 1, "it opened the sum of the group"
     assert np.allclose(known, known[:, :1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_relay_that_mixes_two_groups_knows_the_sum_of_each_and_no_other(
+    seed, authority, tmp_path
+):
+    relay = Mixing(TwoGroups(tmp_path, authority, least=3), np.random.default_rng(seed))
+    for _ in range(40):
+        relay.play()
+    known = relay.known()
+    assert relay.refused > 0
+    assert np.linalg.matrix_rank(known, tol=1e-6) == 2, "it opened the sum of both"
+    assert np.allclose(known[:, :3], known[:, :1])
+    assert np.allclose(known[:, 3:], known[:, 3:4])
 
 
 def test_of_clients_that_change_it_works_out_single_uploads(authority, tmp_path):

@@ -38,14 +38,16 @@ EC = partial(generate_private_key, SECP256R1())
 class Certified(World):
     """The clients have certificates; one that is in no range has its own."""
 
-    trust = "certificates"
+    trust, ids = "certificates", IDS
 
     def __init__(self, path, authority, *, least=0, keys=(), names=(), run="run", revoked=None):
         self.authority, self.least, self.run = authority, least, run
-        self.revoked, self.names = revoked, {c: str(c) for c in IDS} | dict(names)
-        made = dict(zip(sorted(set(self.names.values())), keys or [EC] * 4, strict=False))
+        self.revoked, self.names = revoked, {c: str(c) for c in self.ids} | dict(names)
+        made = dict(
+            zip(sorted(set(self.names.values())), keys or [EC] * len(self.ids), strict=False)
+        )
         self.held = {name: Signing(authority, name, key()) for name, key in made.items()}
-        super().__init__(path)
+        super().__init__(path, self.ids)
 
     def peers(self, client):
         peers = PeerCertificates(lambda: [self.authority.own], "--tls-ca", self.revoked)
