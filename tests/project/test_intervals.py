@@ -1,8 +1,8 @@
 """Intervals in the prose of the results: each is that of a paired difference behind that prose.
 
-A section's prose is looked up in the records that its page shows and in those of the pages that it
-links, a line of the overview in those of the pages that it links. Among the intervals of all records
-together a wrong one would often find its like.
+A section's prose is looked up in the records of its page and of the pages that it links, a line of
+the overview in those of the pages that it links. Among the intervals of all records together a
+wrong one would often find its like.
 """
 
 from __future__ import annotations
