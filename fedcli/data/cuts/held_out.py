@@ -6,6 +6,7 @@ Natural clients, each a subject with a device, are split along time (FedAli §5.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,82 @@ def drawn_groups(
     return found
 
 
+@dataclass(frozen=True)
+class Put:
+    """In which part groups are already, as an earlier task of their owner put them there."""
+
+    parts: IntArray  # (G,) of each group by its number: 1 for testing, 0 for training, -1 if new
+    groups: int = 0
+    """How many groups the owner has in all, also others than these."""
+    tested: int = 0
+    """How many of these are for testing."""
+
+
+def dealt_groups(
+    owners: IntArray,
+    tasks: IntArray,
+    labels: IntArray,
+    groups: IntArray,
+    share: float,
+    rng: np.random.Generator | None,
+    put: Put | None,
+) -> NDArray[np.bool_]:
+    """Tell which examples are for testing (n,): whole groups, of which each stays where it is.
+
+    A group that an owner has in several tasks is dealt in the first of them. New ones are dealt as
+    :func:`last_groups` does, or :func:`drawn_groups` where ``rng`` draws.
+
+    Args:
+        owners: (n,) from 0 on; likewise tasks, labels and groups.
+        tasks: (n,) task of each example.
+        labels: (n,) class of each example.
+        groups: (n,) numbered in their order.
+        share: part that is for testing.
+        rng: draws groups.
+        put: which groups are in a part already.
+    """
+    test, before = np.zeros(len(owners), dtype=bool), put or Put(np.zeros(0, dtype=np.int64))
+    for owner in np.unique(owners):
+        most = max(int(groups.max(initial=-1)) + 1, len(before.parts))
+        known = np.full(most, -1, dtype=np.int64)
+        known[: len(before.parts)] = before.parts
+        for task in np.unique(tasks[owners == owner]):
+            mine = np.flatnonzero((owners == owner) & (tasks == task))
+            there = known[groups[mine]]
+            new, trains = mine[there < 0], bool((there == 0).any())
+            test[mine[there == 1]] = True
+            test[new] = _dealt(labels[new], groups[new], share, rng, before, trains=trains)
+            known[groups[new]] = test[new]
+    return test
+
+
+def _dealt(
+    labels: IntArray,
+    groups: IntArray,
+    share: float,
+    rng: np.random.Generator | None,
+    before: Put,
+    *,
+    trains: bool,
+) -> NDArray[np.bool_]:
+    """Tell which examples of new groups (n,) are for testing.
+
+    Where an owner has groups already, so many are that all of them together come to the share, as
+    one or two new ones have no fifth. ``trains`` tells whether others of the task are trained on.
+    """
+    count = len(np.unique(groups))
+    if before.groups and count:
+        owed = share * (before.groups + count) - before.tested
+        if owed < 0.5 or (count == 1 and not trains):
+            return np.zeros(len(groups), dtype=bool)
+        if count == 1:
+            return np.ones(len(groups), dtype=bool)
+        share = min(owed / count, 1.0)
+    if rng is None:
+        return last_groups(np.zeros_like(groups), groups, share)
+    return drawn_groups(labels, groups, share, rng)
+
+
 def tasks_in_order(
     owners: IntArray, tasks: Sequence[int], wholes: IntArray | None = None
 ) -> IntArray:
@@ -156,10 +233,12 @@ def held_out(
     share: float,
     wholes: IntArray | None = None,
     seed: int | None = None,
+    put: Put | None = None,
 ) -> NDArray[np.bool_]:
     """Tell which examples are for testing (n,): a share of each owner and task.
 
-    These are the last ones of each class, or the last groups. With a seed they are drawn.
+    These are the last ones of each class, or the last groups. With a seed they are drawn. A group
+    stays in its part over all tasks of its owner.
 
     Args:
         owners: (n,) from 0 on; likewise tasks and labels.
@@ -168,19 +247,14 @@ def held_out(
         share: part that is for testing.
         wholes: (n,) groups that stay whole, numbered in their order.
         seed: draws the examples or groups.
+        put: in which part groups are already.
     """
+    rng = None if seed is None else rng_of(seed, "test part")
+    if wholes is not None:
+        return dealt_groups(owners, tasks, labels, wholes, share, rng, put)
     pairs = owners * (int(tasks.max(initial=0)) + 1) + tasks
     keys = pairs * (int(labels.max(initial=0)) + 1) + labels
-    if seed is None:
-        return last_of_each(keys, share) if wholes is None else last_groups(pairs, wholes, share)
-    rng = rng_of(seed, "test part")
-    if wholes is None:
-        return drawn_of_each(keys, share, rng)
-    test = np.zeros(len(labels), dtype=bool)
-    for pair in np.unique(pairs):
-        mine = np.flatnonzero(pairs == pair)
-        test[mine] = drawn_groups(labels[mine], wholes[mine], share, rng)
-    return test
+    return last_of_each(keys, share) if rng is None else drawn_of_each(keys, share, rng)
 
 
 def near_tests(

@@ -36,16 +36,20 @@ def dataset_of(
     overlapping: bool = False,
     columns: Sequence[str] = (),
     levels: Sequence[bool] = (),
+    whole_names: Sequence[str] = (),
 ) -> Dataset:
     """Make a data set; inputs are normalised per channel by the moments of the training part.
 
     Numbers of float64 are narrowed where nothing is lost.
 
+    ``whole_names`` are those of groups; then there may be no test example, as all of a further task
+    may be of groups for training.
+
     Raises:
         DataError: a part is empty, or its inputs differ in shape or type from the other's.
     """
     for part, examples in (("training", train), ("test", test)):
-        if not len(examples.y):
+        if not len(examples.y) and not (whole_names and examples is test):
             raise DataError(f"{name}: there is no {part} example")
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         raise DataError(
@@ -67,7 +71,7 @@ def dataset_of(
         name, train, test, tuple(class_names),
         scale=scale, mean=mean, std=std, group_names=tuple(group_names), variant=variant,
         has_own_parts=True, overlapping=overlapping, columns=tuple(columns),
-        levels=tuple(levels),
+        levels=tuple(levels), whole_names=tuple(whole_names),
     )  # fmt: skip
 
 

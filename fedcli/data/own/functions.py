@@ -62,6 +62,8 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
         for part, which in zip(found, ("training", "test"), strict=False)
     ]
     how_drawn = source.data.test_seed, source.tasks
+    if source.earlier is not None and not is_pair:
+        read = [read[0].at(source.earlier.new(read[0].x))]
     train, test = read if is_pair else read[0].split(share or 0.0, *how_drawn)
     with told(f"{name}: the names of classes"):
         stated = [list(getattr(part, "classes", None) or ()) for part in found]

@@ -112,6 +112,8 @@ def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, source: So
         test = np.arange(len(y)) >= len(parts["train"])
         train, held = every.at(~test), every.at(test)
     else:
+        if source.earlier is not None:
+            every = every.at(source.earlier.new(every.x))
         train, held = every.split(columns.test_share, source.data.test_seed, source.tasks)
     variant = f"{len(train.y)} train and {len(held.y)} test examples"
     return dataset_of("huggingface", train, held, classes, variant, people)

@@ -79,7 +79,8 @@ def image_table(source: Source) -> Dataset:
         raise _of_all(error, table, columns, known, aside) from None
     y, classes = coded(label, columns.classes, f"{place}: column {columns.label!r}")
     owners, people = coded(client, None, f"{place}: column {columns.client!r}")
-    wholes, _ = coded(group, None, f"{place}: column {columns.group!r}")
+    wholes, groups = coded(group, None, f"{place}: column {columns.group!r}")
+    groups = groups if columns.group else []
     listed = [*zip(images, y.tolist(), strict=True)]
     note_left_out(root, {place, root / NAME, *(path for path, _ in listed)}, OTHERS)
     files = Examples(
@@ -87,22 +88,32 @@ def image_table(source: Source) -> Dataset:
         groups=owners[order] if columns.client else None,
         wholes=wholes[order] if columns.group else None,
     )  # fmt: skip
-    if source.data.cuts_tasks:
-        tasks = tasks_of(task[order], owners[order], people, source, files.wholes)
-        files = replace(files, tasks=tasks)
-    if columns.split is None:
-        parts = [*files.split(columns.test_share, source.data.test_seed, source.tasks)]
-    else:
-        parts = [files.at(part[order] == name) for name in PARTS]
     x, _, places = read_images(
         [listed[row] for row in order],
         image_transform(source.data),
         SetAside.of(source.data, "images"),
     )
+    earlier = source.earlier if columns.split is None else None
+    if earlier is not None:
+        whose = None if files.wholes is None else files.wholes[places]
+        new = earlier.new(x, whose, groups)
+        x, places = x[new], places[new]
+        files = files.at(np.isin(files.x, places))
+    if source.data.cuts_tasks:
+        of = order[files.x.astype(np.int64)]
+        tasks = tasks_of(task[of], owners[of], people, source, files.wholes)
+        files = replace(files, tasks=tasks)
+    if columns.split is None:
+        put = None if earlier is None else earlier.put(groups)
+        drawn = source.data.test_seed
+        parts = [*files.split(columns.test_share, drawn, source.tasks, put)]
+    else:
+        parts = [files.at(part[order] == name) for name in PARTS]
     how = image_transform(source.data).model_copy(update={"recipe": source.recipe})
     train, test = (_frames_of(part, x, places, how) for part in parts)
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
-    return dataset_of("directory", train, test, classes, variant, people if columns.client else ())
+    return dataset_of("directory", train, test, classes, variant, people if columns.client else (),
+                      whole_names=groups)  # fmt: skip
 
 
 def _frames_of(files: Examples, x: Pixels, places: IntArray, how: ImageTransform) -> Examples:

@@ -155,20 +155,30 @@ def made(
         y, classes = coded(rows.label, columns.classes, f"{where}: column {columns.label!r}")
     owners, people = coded(rows.client, None, f"{where}: column {columns.client!r}")
     wholes: IntArray | None = None
+    groups = list[str]()
     if columns.group is not None:
-        wholes, _ = coded(rows.group, None, f"{where}: column {columns.group!r}")
+        wholes, groups = coded(rows.group, None, f"{where}: column {columns.group!r}")
+    earlier = source.earlier
+    if earlier is not None and earlier.fill is not None:
+        rows = replace(rows, x=_filled_with(rows.x, earlier.fill, columns, where))
+    if earlier is not None and columns.split is None:
+        new = earlier.new(rows.x, wholes, groups)
+        rows, y, owners = rows.at(new), y[new], owners[new]
+        wholes = None if wholes is None else wholes[new]
     tasks = tasks_of(rows.task, owners, people, source, wholes)
     if columns.split is not None:
         train, test = (rows.part == part for part in PARTS)
     else:
-        test = held_out(owners, tasks, y, columns.test_share, wholes, source.data.test_seed)
+        put = None if earlier is None else earlier.put(groups)
+        test = held_out(owners, tasks, y, columns.test_share, wholes, source.data.test_seed, put)
         reach = (columns.window or 1) + (columns.horizon or 0) + (source.data.test_gap or 0)
         near = near_tests(owners, rows.place, test, reach) if wholes is None else False
         train = ~test & ~np.asarray(near)
-    _check_parts(train, test, columns, len(classes), where)
+    _check_parts(train, test, columns, len(classes), where, is_further=earlier is not None)
     known = train if columns.split is not None else train & (tasks == 0)
     whose = " of first tasks, which missing = 'mean' looks at" if tasks.any() else ""
     x, fill = _filled(rows.x, known, columns, where, whose)
+    fill = earlier.fill if earlier is not None and earlier.fill is not None else fill
     has_clients = bool(columns.client or columns.client_from)
     asked = columns_of(source.data)  # what the recipe says instead stays in the recipe
     of_run = columns.model_copy(update={key: getattr(asked, key) for key in READING})
@@ -193,7 +203,7 @@ def made(
     return dataset_of(
         name, parts[0], parts[1], classes, variant, people if has_clients else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
-        columns=columns.channels, levels=columns.are_levels,
+        columns=columns.channels, levels=columns.are_levels, whole_names=groups,
     )  # fmt: skip
 
 
@@ -213,14 +223,17 @@ def tasks_of(
         owners: (n,) natural client of each.
         people: names of the natural clients.
         source: what a task is.
-        wholes: (n,) groups that stay whole.
+        wholes: (n,) groups that stay whole in tasks of equal size. Those that the data say, such
+            as months, may have one group several times, which is in one part of all of them.
     """
     if not source.data.cuts_tasks:
         return tasks_in_order(owners, source.tasks, wholes)
     if source.whose == "task":
         return np.zeros_like(owners)
     whose = np.zeros_like(owners) if source.whose == "site" else owners
-    tasks, named = tasks_by_value(whose, values, wholes)
+    tasks, named = tasks_by_value(whose, values)
+    if wholes is not None:
+        _tell_returning(whose, tasks, wholes, source)
     for owner, found in list(named.items())[:SHOWN]:
         first = "; ".join(f"{name}: {size}" for name, size in found[:SHOWN])
         if " and " in first:
@@ -233,6 +246,16 @@ def tasks_of(
         log.warning("note: %s: natural clients have tasks of other names; a client's first one is "
                     "its task 0, whatever others have", source.roots[0])  # fmt: skip
     return tasks
+
+
+def _tell_returning(owners: IntArray, tasks: IntArray, wholes: IntArray, source: Source) -> None:
+    """Say how many groups of natural clients come again in a later task."""
+    pairs = np.unique(np.column_stack([owners, wholes, tasks]), axis=0)[:, :2]
+    if count := int((np.unique(pairs, axis=0, return_counts=True)[1] > 1).sum()):
+        log.warning(
+            "note: %s: %d groups are in several tasks: each is for training in all of them, or "
+            "for testing in all of them, as in its first one", source.roots[0], count,
+        )  # fmt: skip
 
 
 def _check_labels(labels: NDArray[np.str_], columns: Columns, where: object) -> None:
@@ -294,12 +317,36 @@ def _filled(
     return np.where(np.isnan(x), means, x), tuple(means.tolist())
 
 
+def _filled_with(
+    x: NDArray[np.float64], fill: Sequence[float], columns: Columns, where: str
+) -> NDArray[np.float64]:
+    """Return inputs whose empty cells hold what those of the first task held."""
+    empty = np.isnan(x)
+    _tell_mended(where, Mended(filled=int(empty.sum())), columns)
+    return np.where(empty, np.array(fill), x)
+
+
 def _check_parts(
-    train: NDArray[np.bool_], test: NDArray[np.bool_], columns: Columns, classes: int, where: str
+    train: NDArray[np.bool_],
+    test: NDArray[np.bool_],
+    columns: Columns,
+    classes: int,
+    where: str,
+    *,
+    is_further: bool,
 ) -> None:
-    """Raise DataError unless both parts, as told of each example (n,), hold one; says why."""
-    if train.any() and test.any():
+    """Raise DataError unless both parts, as told of each example (n,), hold one; says why.
+
+    A further task whose groups are all put already may have no test example.
+    """
+    put = is_further and columns.group is not None and columns.split is None
+    if train.any() and (test.any() or put):
         return
+    if put:
+        raise DataError(
+            f"{where} holds nothing new to train on: all {len(test)} new examples are of values of "
+            f"column {columns.group!r} that are for testing in earlier tasks"
+        )
     part = "training" if not train.any() else "test"
     if columns.split is not None:
         why = f"column {columns.split!r} must say {PARTS[part == 'test']} of some row"

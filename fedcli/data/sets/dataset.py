@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from fedcli.data.arrays import Inputs, IntArray, check_examples, strata
-from fedcli.data.cuts.held_out import held_out, tasks_in_order
+from fedcli.data.cuts.held_out import Put, held_out, tasks_in_order
 from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import ConfigError, DataError
 
@@ -47,7 +47,11 @@ class Examples:
         return replace(self, x=self.x[chosen], y=self.y[chosen], **of_each)
 
     def split(
-        self, share: float, seed: int | None = None, tasks: Sequence[int] = ()
+        self,
+        share: float,
+        seed: int | None = None,
+        tasks: Sequence[int] = (),
+        put: Put | None = None,
     ) -> tuple[Examples, Examples]:
         """Return the examples for training, and a share of them for testing.
 
@@ -55,6 +59,7 @@ class Examples:
             share: part of each class, natural client and task that is for testing.
             seed: draws them; the last ones unless given.
             tasks: of natural clients, by number; one unless given, or those that examples have.
+            put: in which part groups are already.
         """
         owners = np.zeros(len(self.y), dtype=np.int64)
         if self.groups is not None:
@@ -62,7 +67,7 @@ class Examples:
         task = self.tasks
         if task is None:
             task = tasks_in_order(owners, tasks, self.wholes)
-        test = held_out(owners, task, strata(self.y), share, self.wholes, seed)
+        test = held_out(owners, task, strata(self.y), share, self.wholes, seed, put)
         cut = self if self.groups is None else replace(self, tasks=task)
         return cut.at(~test), cut.at(test)
 
@@ -100,6 +105,9 @@ class Dataset:
     """Whether mean and std are the config's, and so the same for all clients."""
     columns: tuple[str, ...] = ()
     """Names of the columns of a table that an example consists of, in their order."""
+    whole_names: tuple[str, ...] = ()
+    """Names of the groups that stay whole, such as persons, by their numbers; empty where they have
+    none."""
     levels: tuple[bool, ...] = ()
     """Which of them are 0 or 1 for a level of a column of categories, and stay so: a rare level is
     no large number."""
@@ -218,6 +226,11 @@ class Dataset:
     def groups(self) -> IntArray | None:
         """(n + m,) natural client of each training, then of each test example."""
         return both(self.train.groups, self.test.groups)
+
+    @property
+    def whose(self) -> IntArray | None:
+        """(n + m,) group of each training, then of each test example, where groups have names."""
+        return both(self.train.wholes, self.test.wholes) if self.whole_names else None
 
     @property
     def tasks(self) -> IntArray | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,7 @@ def _directory(source: Source) -> Dataset:
     names = [composed(name) for name in source.data.classes or ()]
     names = names or _class_names(root, about)
     if holds_arrays(root):
-        train, test = _arrays_of(root, source.data, source.tasks)
+        train, test = _arrays_of(root, source)
         return _made(root, train, test, names, about)
     folder = _training_folder(root)
     for place in class_folders(folder, root):
@@ -96,12 +97,19 @@ def _directory(source: Source) -> Dataset:
     names = names or [*dict.fromkeys(own)]
     how = image_transform(source.data).model_copy(update={"recipe": source.recipe})
     listed, held = _listed(root, names, source)
-    (x, y, files), (tested, z, _) = (
+    (x, y, files), (tested, z, held_files) = (
         read_images(part, how, SetAside.of(source.data, "images")) for part in (listed, held)
     )
-    wholes = _wholes(listed, folder)[files] if source.data.group is not None else None
-    train = Examples(x, y, _read_groups(root, "train", len(y)), stated(how, x), wholes)
-    return _made(root, train, Examples(tested, z, _read_groups(root, "test", len(z))), names, about)
+    train = Examples(x, y, _read_groups(root, "train", len(y)), stated(how, x))
+    test = Examples(tested, z, _read_groups(root, "test", len(z)))
+    if source.data.group is None:
+        return _made(root, train, test, names, about)
+    held_folder = root / "test" if (root / "test").is_dir() else folder
+    named = sorted(_groups_in(listed, folder)), sorted(_groups_in(held, held_folder))
+    groups = [*dict.fromkeys(named[0] + named[1])]
+    train = replace(train, wholes=_wholes(listed, folder, groups)[files])
+    test = replace(test, wholes=_wholes(held, held_folder, groups)[held_files])
+    return _made(root, train, test, names, about, groups)
 
 
 def _check_root(root: Path) -> None:
@@ -170,23 +178,43 @@ def _listed(root: Path, names: list[str], source: Source) -> tuple[Listed, Liste
     beside = [root / ABOUT, root / NAME, *(_groups_file(root, part) for part in PARTS)]
     note_left_out(root, {*beside, *(path for path, _ in listed + held)}, OTHERS)
     if share := _share_of(data, root, has_test_part=has_test_part):
-        wholes = _wholes(listed, folder) if nested else None
+        groups = sorted({*_groups_in(listed, folder)}) if nested else []
+        put = None
+        if source.earlier is not None:
+            listed = _new_among(listed, folder, groups, source)
+            put = source.earlier.put(groups)
+        wholes = _wholes(listed, folder, groups) if nested else None
         labels = np.array([label for _, label in listed], dtype=np.int64)
         alike = np.zeros_like(labels)
-        test = held_out(alike, alike, labels, share, wholes, data.test_seed)
+        test = held_out(alike, alike, labels, share, wholes, data.test_seed, put)
         held = [one for one, is_held in zip(listed, test, strict=True) if is_held]
         listed = [one for one, is_held in zip(listed, test, strict=True) if not is_held]
         _tell_kinds(root, listed, held)
     return listed, held
 
 
-def _wholes(listed: Listed, folder: Path) -> IntArray:
-    """Return the group (n,) of each image: its folder below that of its class, by name.
+def _new_among(listed: Listed, folder: Path, groups: Sequence[str], source: Source) -> Listed:
+    """Return the images that are new to a client, of which those that cannot be read are none."""
+    assert source.earlier is not None
+    how = image_transform(source.data)
+    x, _, places = read_images(listed, how, SetAside.of(source.data, "images"))
+    wholes = _wholes(listed, folder, groups)[places] if groups else None
+    new = source.earlier.new(x, wholes, groups)
+    return [listed[place] for place in np.unique(places[new])]
+
+
+def _groups_in(listed: Listed, folder: Path) -> list[str]:
+    """Return the group of each image: its folder below that of its class, by name.
 
     An image that lies in the folder of its class itself is a group of its own.
     """
-    names = [path.relative_to(folder).parts[1] for path, _ in listed]
-    return np.unique(names, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return [path.relative_to(folder).parts[1] for path, _ in listed]
+
+
+def _wholes(listed: Listed, folder: Path, groups: Sequence[str]) -> IntArray:
+    """Return the number (n,) of the group of each image."""
+    numbers = {name: number for number, name in enumerate(groups)}
+    return np.array([numbers[name] for name in _groups_in(listed, folder)], dtype=np.int64)
 
 
 def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
@@ -200,8 +228,9 @@ def _tell_kinds(root: Path, listed: Listed, held: Listed) -> None:
         )  # fmt: skip
 
 
-def _arrays_of(root: Path, data: Data, tasks: tuple[int, ...]) -> tuple[Examples, Examples]:
+def _arrays_of(root: Path, source: Source) -> tuple[Examples, Examples]:
     """Return the arrays of both parts; raise ConfigError if ``[data]`` has a key for images."""
+    data = source.data
     if data.group is not None:
         raise ConfigError(f"[data] group is for folders of images, and {root} holds arrays")
     if data.bad is not None:
@@ -213,7 +242,9 @@ def _arrays_of(root: Path, data: Data, tasks: tuple[int, ...]) -> tuple[Examples
     has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")
     train = _read_arrays(root, "train")
     if share := _share_of(data, root, has_test_part=has_test_part):
-        train, test = train.split(share, data.test_seed, tasks)
+        if source.earlier is not None:
+            train = train.at(source.earlier.new(train.x))
+        train, test = train.split(share, data.test_seed, source.tasks)
     else:
         test = _read_arrays(root, "test")
     x, tested = narrowed(train.x, test.x)
@@ -221,7 +252,12 @@ def _arrays_of(root: Path, data: Data, tasks: tuple[int, ...]) -> tuple[Examples
 
 
 def _made(
-    root: Path, train: Examples, test: Examples, names: list[str], about: dict[str, Any]
+    root: Path,
+    train: Examples,
+    test: Examples,
+    names: list[str],
+    about: dict[str, Any],
+    groups: Sequence[str] = (),
 ) -> Dataset:
     """Put the parts together; what ``dataset.json`` leaves out is derived."""
     if not len(train.y):
@@ -236,6 +272,7 @@ def _made(
         "directory", train, test, classes, scale=scale,
         mean=_numbers(root, about, "mean", mean), std=_numbers(root, about, "std", std),
         variant=f"{len(train.y)} train and {len(test.y)} test examples", has_own_parts=True,
+        whole_names=tuple(groups),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedcli.data.sets.source import Source, Whose
+from fedcli.data.sets.source import Earlier, Source, Whose
 from fedmodels.code_names import is_own
 from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.config.recipe import EMPTY, Recipe, recipe_beside
@@ -179,11 +179,13 @@ def source_of(
     whose: Whose = "natural",
     recipe: Recipe = EMPTY,
     since: float | int | str | None = None,
+    earlier: Earlier | None = None,
 ) -> Source:
     """Return where to look for a config's data set: its root, ``$FEDTIDE_DATA``, the cache."""
-    places = [data.root, os.environ.get("FEDTIDE_DATA")]
-    roots = [Path(place).expanduser() for place in places if place]
-    return Source((*dict.fromkeys(roots), cache_dir()), data, tuple(tasks), whose, recipe, since)
+    given = [data.root, os.environ.get("FEDTIDE_DATA")]
+    roots = [Path(place).expanduser() for place in given if place]
+    places = (*dict.fromkeys(roots), cache_dir())
+    return Source(places, data, tuple(tasks), whose, recipe, since, earlier)
 
 
 def load(
@@ -193,6 +195,7 @@ def load(
     whose: Whose = "natural",
     recipe: Recipe | None = None,
     since: float | int | str | None = None,
+    earlier: Earlier | None = None,
 ) -> Dataset:
     """Load the data set that ``[data]`` names.
 
@@ -202,6 +205,7 @@ def load(
         whose: tasks the data are cut into, where they say it.
         recipe: how files say what ``[data]`` asks for; by default the one that lies with them.
         since: the last mark that was read of them; rows beyond it are new.
+        earlier: what the client has had before, where the data are a further task of it.
 
     Raises:
         ConfigError: no such data set is known, or ``[data]`` has a key that is for another one.
@@ -236,7 +240,9 @@ def load(
         recipe = recipe_beside(Path(data.root).expanduser())
     if recipe and data.name not in READ_BY_RECIPES:
         raise ConfigError(f"a recipe is for tables and folders of images, not for {data.name}")
-    return _with_moments(_loaded(source_of(data, tasks, whose, recipe or EMPTY, since)), data)
+    return _with_moments(
+        _loaded(source_of(data, tasks, whose, recipe or EMPTY, since, earlier)), data
+    )
 
 
 def _with_moments(dataset: Dataset, data: Data) -> Dataset:

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedcli.data.arrays import Inputs, IntArray
+from fedcli.data.cuts.held_out import Put
 from fedmodels.config.data import Data
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError
 
 Whose = Literal["natural", "site", "task"]
+
+
+class Earlier(Protocol):
+    """What a client has had before the files that come now."""
+
+    @property
+    def fill(self) -> tuple[float, ...] | None:
+        """What empty cells of each column hold, by its first task."""
+
+    def new(
+        self, x: Inputs, wholes: IntArray | None = None, names: Sequence[str] = ()
+    ) -> NDArray[np.bool_]:
+        """Tell which examples (n, *input_shape) are new to it, (n,).
+
+        ``wholes`` (n,) are groups that stay whole, which have ``names``.
+
+        Raises:
+            DataError: none is, or the run refuses those that are not.
+        """
+
+    def put(self, names: Sequence[str]) -> Put | None:
+        """Return in which part groups of these names are already; None if they have no names."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +58,9 @@ class Source:
     """How the site's own files say what the run asks for."""
     since: float | int | str | None = None
     """The last mark that was read of them, where the recipe has one: what is beyond it is new."""
+
+    earlier: Earlier | None = None
+    """What the client has had before, where the data are a further task of it."""
 
     @property
     def cache(self) -> Path:

@@ -50,6 +50,9 @@ Part = Literal["train", "test"]
 PARTS: tuple[Part, Part] = ("train", "test")
 GROUP = "train_group"
 """The file of the groups that stay whole where training examples are kept for validation."""
+PEOPLE, SALT = "people", "people.key"
+"""The file of a task that says in which part each person is, and that with which names are hashed
+(:mod:`fedcli.data.store.people`)."""
 ABOUT, SOURCE = "client.json", "source.json"
 """A client's description, and the file that says what an added task was made of."""
 STORE, TABLE = "store", "partition.json"
@@ -187,6 +190,8 @@ class ClientData:
         """Whether ``client.json`` itself gives the counts of all tasks."""
         self._order = ClassOrder.own(self.file.classes)
         self._ranges: list[list[float]] | None = None
+        self.kept_people: dict[str, list[dict[int | None, bool]]] = {}
+        """By validation part and task: who of earlier tasks is kept for validation."""
 
     @property
     def problem(self) -> Problem:
@@ -318,6 +323,25 @@ class ClientData:
         if found.dtype != np.int64 or found.shape != (sum(self.tasks[task].train),):
             raise DataError(f"{path} does not hold a number of type int64 for each example")
         return np.array(found)
+
+    def people(self, task: int) -> IntArray | None:
+        """Return of each person of a task key, part and number, (k, 3); None where nothing says it.
+
+        Raises:
+            DataError: it is no such table.
+        """
+        path = self.directory / f"task-{task}" / f"{PEOPLE}.npy"
+        if not path.exists():
+            return None
+        found = self.array(path)
+        if found.dtype != np.int64 or found.ndim != 2 or found.shape[1] != 3:
+            raise DataError(f"{path} does not hold three numbers of type int64 for each person")
+        return np.array(found)
+
+    @property
+    def salt_place(self) -> Path:
+        """The file with which names of people are hashed, if there is one."""
+        return self.directory / SALT
 
     def check(self) -> None:
         """Read every task whose data are there; raise DataError for the first wrong file."""

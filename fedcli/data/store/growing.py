@@ -32,20 +32,28 @@ import numpy as np
 
 from fedcli.data.arrays import IntArray
 from fedcli.data.class_folders import class_folders
-from fedcli.data.cuts.held_out import SHARE
 from fedcli.data.folders import TABLE_ENDS, ending, files_below, is_foreign
-from fedcli.data.own.tables import NothingNew, columns_of
+from fedcli.data.own.tables import NothingNew
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.directory import holds_arrays
 from fedcli.data.sets.registry import OWN
 from fedcli.data.settled import Settled, Stamps, stamps_in
-from fedcli.data.store.client_data import ABOUT, GROUP, PARTS, SOURCE, ClientData, save_arrays
+from fedcli.data.store.client_data import (
+    ABOUT,
+    GROUP,
+    PARTS,
+    PEOPLE,
+    SOURCE,
+    ClientData,
+    save_arrays,
+)
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.findings import arrived
 from fedcli.data.store.known_rows import KnownRows, known_rows
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import How
-from fedcli.data.store.repeats import Compared, compared
+from fedcli.data.store.people import keys_of, new_salt, people_table, salt_of
+from fedcli.data.store.repeats import Before, Compared, compared
 from fedcli.data.store.site import changed_recipe, loaded, recipe_now, remember_recipe
 from fedcli.data.store.usual import cells_of, counting, earlier_cells, unlike
 from fedmodels.class_names import near
@@ -155,7 +163,7 @@ def add_task(
         StillWritten: the source changed while it was read; nothing was changed.
     """
     held = open_data(root, client)
-    before = stamps_in(source)
+    stamps = stamps_in(source)
     try:
         made = _record_of(source)
         with alone(held.directory):
@@ -173,18 +181,27 @@ def add_task(
                 name = made["name"] if rule == "keep" else None
                 if (known := rows.source(made["sha256"], name)) is not None:
                     return Added(known, was_there=True)
-                dataset = _read(source, how, held, recipe, since)
-                found = compared(dataset, rows, rule, source, _share_of(source, how, dataset))
-                left = _in_own_order(found.dataset, held.file, source, how)  # no class of what went
+                before = Before(rows, rule, source, _fill_of(held))
+                dataset = _read(source, how, held, recipe, since, before)
+                if before.found is None:  # it has a test part of its own
+                    dataset = compared(dataset, before)
+                left = _in_own_order(dataset, held.file, source, how)  # no class of what went
                 left = thinned(left, how, seed)
                 odd = _unusual(held, rows, left)
-                if stamps_in(source) != before and not _has_query(before):
+                if stamps_in(source) != stamps and not _has_query(stamps):
                     raise StillWritten(
                         f"{source} changed while it was read: add it once it is written whole"
                     )
                 keeps = (unusual or (data.unusual if data is not None else None)) != "set-aside"
                 added = _added(
-                    held, left, made, found, odd, strict=strict, keeps=keeps, drifted=drifted
+                    held,
+                    left,
+                    made,
+                    before.found or Compared(),
+                    odd,
+                    strict=strict,
+                    keeps=keeps,
+                    drifted=drifted,
                 )
                 with suppress(sqlite3.Error):  # the task is there: its rows are taken in later
                     KnownRows(rows.db, open_data(root, client)).bring_up_to_date()
@@ -246,7 +263,12 @@ def _added(
     if not held.states_counts:  # a folder that is there would be counted
         write_about(held.directory, held.file)
     place = held.directory / f"task-{held.num_tasks}"
-    _write_task(place, dataset, made)
+    people = None
+    if dataset.train.wholes is not None and dataset.test.wholes is not None and dataset.whole_names:
+        salt = salt_of(held) or new_salt(held.directory)
+        keys = keys_of(dataset.whole_names, salt)
+        people = people_table(keys, dataset.train.wholes, dataset.test.wholes)
+    _write_task(place, dataset, made, people)
     write_about(held.directory, file)
     new = file.classes[held.file.num_classes :]
     sizes = len(dataset.train.y), len(dataset.test.y)
@@ -257,7 +279,9 @@ def _added(
     )  # fmt: skip
 
 
-def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
+def _write_task(
+    place: Path, dataset: Dataset, made: Mapping[str, str], people: IntArray | None
+) -> None:
     """Write the files of a task, and make them safe on the disk before they have their place."""
     part_of = place.with_name(f"{place.name}.part")
     part_of.mkdir()
@@ -266,6 +290,8 @@ def _write_task(place: Path, dataset: Dataset, made: Mapping[str, str]) -> None:
     }
     if dataset.train.wholes is not None:
         arrays[GROUP] = dataset.train.wholes
+    if people is not None:
+        arrays[PEOPLE] = people
     save_arrays(part_of, arrays)
     write_atomically(part_of / SOURCE, json.dumps(dict(made)) + "\n", sync=True)
     os.rename(part_of, place)
@@ -358,10 +384,16 @@ def _since(source: Path, file: ClientFile, recipe: Recipe) -> float | int | str 
 
 
 def _read(
-    source: Path, how: Data, held: ClientData, recipe: Recipe, since: float | int | str | None
+    source: Path,
+    how: Data,
+    held: ClientData,
+    recipe: Recipe,
+    since: float | int | str | None,
+    before: Before,
 ) -> Dataset:
     """Read a source; raise DataError unless it fits the client's other tasks."""
-    dataset = loaded(source, how, "task", EMPTY if holds_arrays(source) else recipe, since)
+    by = EMPTY if holds_arrays(source) else recipe
+    dataset = loaded(source, how, "task", by, since, before)
     if dataset.input_shape != held.file.input_shape:
         raise DataError(
             f"{source}: inputs have the shape {list(dataset.input_shape)}, and those of the "
@@ -416,24 +448,10 @@ def _tables_in(source: Path) -> list[Path]:
     return [path for path in found if ending(path) in TABLE_ENDS]
 
 
-def _share_of(source: Path, how: Data, dataset: Dataset) -> float | None:
-    """Return the part that is held out for testing; None where examples do not stand alone.
-
-    So it is where a source has a test part of its own, or groups, several frames of a file or
-    overlapping windows, and where examples for testing are drawn, or lie apart.
-    """
-    if how.test_seed is not None or how.group is not None or how.test_gap is not None:
-        return None
-    if how.frames == "all":
-        return None
-    if how.name == "directory" and how.columns is None:
-        has_own = source.is_dir() and any(source.glob("test*"))
-        return None if has_own else how.test_share or SHARE
-    if how.name not in OWN:
-        return None
-    columns = columns_of(how)
-    stands_alone = columns.split is None and columns.group is None and not dataset.overlapping
-    return columns.test_share if stands_alone else None
+def _fill_of(held: ClientData) -> tuple[float, ...] | None:
+    """Return what stands in the empty cells of a client's first task, by column, if anything."""
+    how = parse_transform(held.file.transform, held.directory / ABOUT)
+    return how.fill if isinstance(how, TableTransform) else None
 
 
 def _known(held: ClientData) -> Data | None:

@@ -6,6 +6,8 @@
     DIR/store/starts.npy      (U, 3) where a pair's training and test indices begin, and their end
     DIR/store/pairs.npy       (C + 1,) the first pair of each client, and U
     DIR/store/group.npy       (n,) what stays whole, of each example for training, if there is any
+    DIR/store/people.npy      (g,) key of each such group, where it has a name, and people.key
+    DIR/store/whose.npy       (N,) group of each example, for training or for testing, likewise
     DIR/store/moments.npy     (C, 2, c) mean and deviation, where clients have their own
     DIR/store/names.json      the clients' names, where they have some
 
@@ -32,7 +34,16 @@ from fedcli.data.arrays import (
     read_array,
     strata,
 )
-from fedcli.data.store.client_data import ABOUT, PARTS, STORE, ClientData, Part
+from fedcli.data.store.client_data import (
+    ABOUT,
+    PARTS,
+    PEOPLE,
+    SALT,
+    STORE,
+    ClientData,
+    Part,
+)
+from fedcli.data.store.people import people_table
 from fedmodels.data_description import (
     ClientFile,
     ProblemFile,
@@ -122,6 +133,21 @@ class PartitionStore:
         if found.dtype != np.int64 or found.ndim != 1 or held.max(initial=-1) >= len(found):
             raise DataError(f"{self.place / 'group.npy'} does not fit indices.npy")
         return np.array(found[held])
+
+    def people(self, client: int, task: int) -> IntArray | None:
+        """Return of each person of a task key, part and number, (k, 3); None where nothing says it.
+
+        Raises:
+            DataError: an example has no person.
+        """
+        if not (self.place / f"{PEOPLE}.npy").exists():
+            return None
+        keys, whose = self._array(PEOPLE), self._array("whose")
+        pair = int(self._pairs[client]) + task
+        fits = keys.ndim == whose.ndim == 1 and keys.dtype == whose.dtype == np.int64
+        if not fits or len(whose) != len(self._y) or whose.max(initial=-1) >= len(keys):
+            raise DataError(f"{self.place / 'people.npy'} does not fit whose.npy")
+        return people_table(keys, *(whose[self._held(pair, part)] for part in PARTS))
 
     @cached_property
     def _moments(self) -> NDArray[np.float64] | None:
@@ -223,6 +249,22 @@ class StoredClient(ClientData):
         if task >= self.num_stored:
             return super().wholes(task)
         return self.store.wholes(self.client, task)
+
+    def people(self, task: int) -> IntArray | None:
+        """Return of each person of a task key, part and number, (k, 3); None where nothing says it.
+
+        Raises:
+            DataError: the table is damaged.
+        """
+        if task >= self.num_stored:
+            return super().people(task)
+        return self.store.people(self.client, task)
+
+    @property
+    def salt_place(self) -> Path:
+        """The file with which names of people are hashed: that of the store, if it has one."""
+        stored = self.store.place / SALT
+        return stored if stored.exists() else super().salt_place
 
     def kind(self) -> np.dtype[Any]:
         """Return the type of the store's inputs."""

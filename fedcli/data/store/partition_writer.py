@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from fedcli.data.arrays import Inputs, IntArray, Labelled, channel_moments, strata
 from fedcli.data.cuts.cut_input import Partition
 from fedcli.data.sets.dataset import Dataset
-from fedcli.data.store.client_data import GROUP, PARTS, STORE, TABLE, Part
+from fedcli.data.store.client_data import GROUP, PARTS, PEOPLE, STORE, TABLE, Part
+from fedcli.data.store.people import keys_of, new_salt, people_table
 from fedcli.data.store.reserve import Reserve
 from fedmodels.code_names import is_own
 from fedmodels.config.origin import placeless
@@ -207,6 +208,10 @@ def _write_all(
                 for m, task in enumerate(tasks):
                     if (task.train < len(wholes)).all():  # of test examples no group is known
                         write_wholes(place / str(i), m, wholes[task.train])
+            if (whose := dataset.whose) is not None:
+                shift = 0 if partition.pooled else len(dataset.train.y)
+                of_tasks = [(whose[task.train], whose[task.test + shift]) for task in tasks]
+                write_people(place / str(i), dataset.whole_names, of_tasks)
     _write_global_test(place / "global-test", dataset, partition, moments, config)
     content = {
         "format": FORMAT,
@@ -234,6 +239,22 @@ def write_client(place: Path, file: ClientFile, held: Iterable[tuple[int, Part, 
 def write_wholes(place: Path, task: int, wholes: IntArray) -> None:
     """Write the group (n,) of each training example of a task into a client's directory."""
     np.save(place / f"task-{task}" / f"{GROUP}.npy", wholes, allow_pickle=False)
+
+
+def write_people(
+    place: Path, names: Sequence[str], tasks: Sequence[tuple[IntArray, IntArray]]
+) -> None:
+    """Write into a client's directory in which part each person is, of each task.
+
+    Args:
+        place: the directory.
+        names: of groups, by their number.
+        tasks: of each task the group of each training, and of each test example.
+    """
+    keys = keys_of(names, new_salt(place))
+    for number, (train, test) in enumerate(tasks):
+        table = people_table(keys, train, test)
+        np.save(place / f"task-{number}" / f"{PEOPLE}.npy", table, allow_pickle=False)
 
 
 def description_of(
@@ -404,9 +425,13 @@ def _write_store(
     }
     if dataset.train.wholes is not None:
         arrays["group"] = dataset.train.wholes
+    whose = dataset.whose
     if any(own != (shared.mean, shared.std) for own in moments):
         arrays["moments"] = np.array(moments, dtype=np.float64)
     _write_described(place, shared, config, arrays)
+    if whose is not None:
+        np.save(place / f"{PEOPLE}.npy", keys_of(dataset.whole_names, new_salt(place)))
+        np.save(place / "whose.npy", whose)
     _write_inputs(place / "x.npy", dataset.train.x, dataset.test.x)
     if partition.names:
         names = [partition.name_of(client) for client in range(len(partition.clients))]

@@ -25,7 +25,7 @@ from fedcli.data.kept_runs import INDEX
 from fedcli.data.own.site_lines import HEAD, lines_for_texts
 from fedcli.data.sets.dataset import Dataset
 from fedcli.data.sets.registry import OWN, load
-from fedcli.data.sets.source import Whose
+from fedcli.data.sets.source import Earlier, Whose
 from fedcli.data.store.client_data import ABOUT, PARTS, Part, has_grown
 from fedcli.data.store.commands import thinned
 from fedcli.data.store.own_files import CUT_FILE, cut_before, files_of
@@ -33,6 +33,7 @@ from fedcli.data.store.partition_writer import (
     description_of,
     why_not_written,
     write_client,
+    write_people,
     write_wholes,
     written_whole,
 )
@@ -250,20 +251,23 @@ def loaded(
     whose: Whose,
     recipe: Recipe = EMPTY,
     since: float | int | str | None = None,
+    earlier: Earlier | None = None,
 ) -> Dataset:
     """Load a site's files as ``[data]`` and the site's recipe say; classes are those that occur.
 
     Classes that the run does not list are told, with lines for the recipe.
 
     ``whose`` tasks they are cut into, where the data say it: the site's, or one task. Of a site
-    with a mark, rows beyond ``since`` are read.
+    with a mark, rows beyond ``since`` are read. Of a further task, what the client had ``earlier``
+    says which rows are new, and in which part people stay.
 
     Raises:
         DataError: they cannot be read, or the name of a class is none.
     """
     columns = data.columns and data.columns.model_copy(update={"classes": None})
     update = {"classes": None, "columns": columns, "root": str(files)}
-    found = load(data.model_copy(update=update), whose=whose, recipe=recipe, since=since)
+    found = load(data.model_copy(update=update), whose=whose, recipe=recipe, since=since,
+                 earlier=earlier)  # fmt: skip
     known = [composed(name) for name in listed(data)]
     if known and (strange := [name for name in found.class_names if name not in known]):
         lines = [HEAD, *lines_for_texts("classes", strange, known)]
@@ -350,3 +354,10 @@ def _write(place: Path, dataset: Dataset, files: Path) -> None:
         for number in range(len(counts)):
             task = dataset.train.tasks
             write_wholes(place, number, wholes if task is None else wholes[task == number])
+    if dataset.whole_names:
+        of_parts = [
+            [part.wholes if part.tasks is None else part.wholes[part.tasks == number]
+             for part in (dataset.train, dataset.test) if part.wholes is not None]
+            for number in range(len(counts))
+        ]  # fmt: skip
+        write_people(place, dataset.whole_names, [(train, test) for train, test in of_parts])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, Labelled, check_examples, strata
-from fedcli.data.store.client_data import ClientData, save_arrays
+from fedcli.data.store.client_data import GROUP, ClientData, save_arrays
 from fedmodels.config.data import Data
 from fedmodels.errors import DataError
 from fedmodels.files import sync_path
@@ -49,17 +49,66 @@ class Validation:
         Raises:
             DataError: examples should have groups, and have none.
         """
-        from fedcli.data.cuts.held_out import last_groups, last_of_each
+        from fedcli.data.cuts.held_out import last_of_each
 
         if not self.by_group:
             return last_of_each(strata(y), self.share)
+        return self._kept_groups(data, task)
+
+    def _kept_groups(self, data: ClientData, task: int) -> NDArray[np.bool_]:
+        """Tell of each training example of a task whether its group is kept, (n,).
+
+        Whoever was in the training part of an earlier task stays kept, or trained on.
+        """
+        wholes, table = self._wholes(data, task), data.people(task)
+        if table is None:
+            return _last(wholes, self.share)
+        before, kept = self._before(data, task), np.zeros(len(wholes), dtype=bool)
+        keys = dict(table[table[:, 1] == 0][:, [2, 0]].tolist())
+        of_each = [before.get(keys.get(code)) for code in wholes.tolist()]
+        new = np.array([one is None for one in of_each], dtype=bool)
+        kept[~new] = [one for one in of_each if one is not None]
+        kept[new] = _last(wholes[new], self.share)
+        if kept.all():
+            _tell(f"{data.directory}: all people of task {task} are kept for validation in earlier "
+                  "tasks: some are trained on all the same")  # fmt: skip
+            return _last(wholes, self.share)
+        return kept
+
+    def _before(self, data: ClientData, task: int) -> dict[int | None, bool]:
+        """Return of each person in the training part of earlier tasks whether they are kept.
+
+        Of training data that were deleted, it is what :meth:`store` stored.
+        """
+        known = data.kept_people.setdefault(self.folder, [{}])
+        while len(known) <= task:
+            number = len(known) - 1
+            found, table = dict(known[-1]), data.people(number)
+            if table is not None:
+                keys = table[table[:, 1] == 0][:, [2, 0]].tolist()
+                codes = self._kept_codes(data, number)
+                for code, key in keys:
+                    found.setdefault(key, code in codes)
+            known.append(found)
+        return known[task]
+
+    def _kept_codes(self, data: ClientData, task: int) -> set[int]:
+        """Return the numbers of the groups of a task that are kept."""
+        stored = self._place(data, task) / f"{GROUP}.npy"
+        if data.wholes(task) is None:
+            return {*data.array(stored).tolist()} if stored.exists() else set()
+        return {*self._wholes(data, task)[self._kept_groups(data, task)].tolist()}
+
+    @staticmethod
+    def _wholes(data: ClientData, task: int) -> IntArray:
+        """Return the group (n,) of each training example; raise DataError if they have none."""
         wholes = data.wholes(task)
         if wholes is None:
             raise DataError(
                 f"{data.directory}: task {task} does not say which group an example is of, as an "
                 "earlier version cut it: cut the data anew"
             )
-        return last_groups(np.zeros_like(wholes), wholes, self.share)
+        return wholes
 
     def trains(self, data: ClientData, task: int, y: IntArray) -> NDArray[np.bool_]:
         """Tell of each training example of a task whether it is trained on, (n,).
@@ -139,12 +188,22 @@ class Validation:
         written = place.with_name(f"{place.name}.part")
         shutil.rmtree(written, ignore_errors=True)  # a crash left it
         written.mkdir()
-        save_arrays(written, {"x": x[chosen], "y": y[chosen]})
+        stored = {"x": x[chosen], "y": y[chosen]}
+        if self.by_group:
+            stored[GROUP] = self._wholes(data, task)[chosen]
+        save_arrays(written, stored)
         os.rename(written, place)
         sync_path(place.parent)
 
     def _place(self, data: ClientData, task: int) -> Path:
         return data.directory / f"task-{task}" / self.folder
+
+
+def _last(wholes: IntArray, share: float) -> NDArray[np.bool_]:
+    """Tell which of some examples are of the last groups (n,), about a share of them."""
+    from fedcli.data.cuts.held_out import last_groups
+
+    return last_groups(np.zeros_like(wholes), wholes, share)
 
 
 @cache

@@ -517,7 +517,7 @@ def test_sessions_stay_with_their_examples_where_the_parts_are_chosen_anew(tmp_p
     stream.open(1)
     sessions = stream.sessions(1)
     assert sessions is not None
-    assert sessions.tolist() == [4] * 10 + [5] * 6
+    assert sessions.tolist() == [0] * 10 + [1] * 6
 
 
 def test_a_class_of_rows_that_are_left_out_alone_does_not_come(tmp_path):
