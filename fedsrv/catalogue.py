@@ -85,7 +85,8 @@ def method_table(name: str) -> Table:
     Raises:
         ConfigError: no method has this name.
     """
-    title, *sections = stored("methods").get(name) or method_rows(name)
+    kept = stored("methods").get(name) if file_of(name) else None
+    title, *sections = kept or method_rows(name)
     table = Table("key", "default", "meaning", title=title)
     for rows in sections:
         for row in rows:

@@ -33,16 +33,10 @@ if TYPE_CHECKING:
     from fedmodels.methods.apfl import Apfl
     from fedmodels.methods.centralized import Centralized
     from fedmodels.methods.creff import CReFF
-    from fedmodels.methods.ditto import Ditto
-    from fedmodels.methods.fedala import FedAla
     from fedmodels.methods.fedali import FedAli
     from fedmodels.methods.fedavg import FedAvg
     from fedmodels.methods.fedavg_replay import FedAvgReplay
-    from fedmodels.methods.fedbabu import FedBABU
-    from fedmodels.methods.fedbn import FedBN
     from fedmodels.methods.fedcil import FedCIL
-    from fedmodels.methods.feddrift import FedDrift, FedDriftEager
-    from fedmodels.methods.feddyn import FedDyn
     from fedmodels.methods.fedem import FedEM
     from fedmodels.methods.fedic import FEDIC
     from fedmodels.methods.fedmlp import FedMLP
@@ -52,21 +46,12 @@ if TYPE_CHECKING:
     from fedmodels.methods.fedproto import FedProto
     from fedmodels.methods.fedprox import FedProx
     from fedmodels.methods.fedrep import FedRep
-    from fedmodels.methods.fedtgp import FedTgp
-    from fedmodels.methods.flash import Flash
     from fedmodels.methods.gldp import Gldp
-    from fedmodels.methods.glfc import GLFC
-    from fedmodels.methods.ifca import Ifca
-    from fedmodels.methods.lg_fedavg import LgFedAvg
     from fedmodels.methods.local import Local
     from fedmodels.methods.mfcl import MFCL
     from fedmodels.methods.moon import Moon
-    from fedmodels.methods.per_fedavg import PerFedAvg
     from fedmodels.methods.pfedgraph import PFedGraph, PFedGraphReplay
     from fedmodels.methods.pfedgrp import PFedGRP
-    from fedmodels.methods.pfedme import PFedMe
-    from fedmodels.methods.pilora import Pilora
-    from fedmodels.methods.scaffold import Scaffold
     from fedmodels.methods.target import TARGET
     from fedmodels.nets import make_net
     from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, Prototypes
@@ -88,17 +73,10 @@ _METHODS = {
     "Apfl": "fedmodels.methods.apfl",
     "CReFF": "fedmodels.methods.creff",
     "Centralized": "fedmodels.methods.centralized",
-    "Ditto": "fedmodels.methods.ditto",
     "FEDIC": "fedmodels.methods.fedic",
-    "FedAla": "fedmodels.methods.fedala",
     "FedAli": "fedmodels.methods.fedali",
     "FedAvgReplay": "fedmodels.methods.fedavg_replay",
-    "FedBABU": "fedmodels.methods.fedbabu",
-    "FedBN": "fedmodels.methods.fedbn",
     "FedCIL": "fedmodels.methods.fedcil",
-    "FedDrift": "fedmodels.methods.feddrift",
-    "FedDriftEager": "fedmodels.methods.feddrift",
-    "FedDyn": "fedmodels.methods.feddyn",
     "FedEM": "fedmodels.methods.fedem",
     "FedMLP": "fedmodels.methods.fedmlp",
     "FedNTD": "fedmodels.methods.fedntd",
@@ -107,22 +85,13 @@ _METHODS = {
     "FedProto": "fedmodels.methods.fedproto",
     "FedProx": "fedmodels.methods.fedprox",
     "FedRep": "fedmodels.methods.fedrep",
-    "FedTgp": "fedmodels.methods.fedtgp",
-    "Flash": "fedmodels.methods.flash",
-    "GLFC": "fedmodels.methods.glfc",
     "Gldp": "fedmodels.methods.gldp",
-    "Ifca": "fedmodels.methods.ifca",
-    "LgFedAvg": "fedmodels.methods.lg_fedavg",
     "Local": "fedmodels.methods.local",
     "MFCL": "fedmodels.methods.mfcl",
     "Moon": "fedmodels.methods.moon",
     "PFedGRP": "fedmodels.methods.pfedgrp",
     "PFedGraph": "fedmodels.methods.pfedgraph",
     "PFedGraphReplay": "fedmodels.methods.pfedgraph",
-    "PFedMe": "fedmodels.methods.pfedme",
-    "PerFedAvg": "fedmodels.methods.per_fedavg",
-    "Pilora": "fedmodels.methods.pilora",
-    "Scaffold": "fedmodels.methods.scaffold",
     "TARGET": "fedmodels.methods.target",
 }
 """The class of each further method: a base for methods of one's own."""
@@ -163,7 +132,6 @@ _MODULES = ("metrics", "nets", "numerics", "partition", "prototypes", "testing")
 __all__ = [
     "AFFCL",
     "FEDIC",
-    "GLFC",
     "MFCL",
     "TARGET",
     "Apfl",
@@ -174,17 +142,10 @@ __all__ = [
     "Centralized",
     "ClientContext",
     "CutInput",
-    "Ditto",
-    "FedAla",
     "FedAli",
     "FedAvg",
     "FedAvgReplay",
-    "FedBABU",
-    "FedBN",
     "FedCIL",
-    "FedDrift",
-    "FedDriftEager",
-    "FedDyn",
     "FedEM",
     "FedMLP",
     "FedNTD",
@@ -193,14 +154,10 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
-    "FedTgp",
     "FedtideError",
-    "Flash",
     "GeneratorState",
     "Gldp",
     "Histogram",
-    "Ifca",
-    "LgFedAvg",
     "Local",
     "LoopTask",
     "Method",
@@ -210,18 +167,14 @@ __all__ = [
     "PFedGRP",
     "PFedGraph",
     "PFedGraphReplay",
-    "PFedMe",
     "Payload",
-    "PerFedAvg",
     "Phase",
-    "Pilora",
     "Problem",
     "Prototypes",
     "Reduced",
     "Reduction",
     "Run",
     "RunFacts",
-    "Scaffold",
     "Scores",
     "ServerContext",
     "ServerHalf",
@@ -246,12 +199,21 @@ def __getattr__(name: str) -> Any:
     """Import a public name, or a module of this package, when it is first used."""
     if name in _MODULES:
         return importlib.import_module(f"fedtide.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'fedtide' has no attribute {name!r}")
-    module, _, there = _HOMES[name].partition(":")
-    return getattr(importlib.import_module(module), there or name)
+    if name in _HOMES:
+        module, _, there = _HOMES[name].partition(":")
+        return getattr(importlib.import_module(module), there or name)
+    if (point := _of_plugins().get(name)) is not None:
+        return point.load()
+    raise AttributeError(f"module 'fedtide' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     """Return the public names."""
-    return sorted([*__all__, *_MODULES])
+    return sorted([*__all__, *_MODULES, *_of_plugins()])
+
+
+def _of_plugins() -> dict[str, Any]:
+    """Return the entry points of the methods that plugins bring, by the names of their classes."""
+    from fedmodels.plugins import offered
+
+    return {point.attr: point for point in offered("fedtide.methods") if point.attr}

@@ -12,6 +12,7 @@ from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.methods import make
 from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import Bundle, Problem, check_finite
+from fedmodels.training.asked import asked
 from fedmodels.training.contexts import Position, ServerContext
 from fedmodels.training.hooks import (
     as_uploads,
@@ -26,8 +27,6 @@ from fedtide.runs import Config, experiment_from
 
 SERVED = "server optimiser"
 """The part of a run that is there without a coordinator."""
-OF_ALL_CLIENTS = ("feddyn",)
-"""Methods that divide by how many clients there are: a server half knows those of a round alone."""
 
 
 class ServerHalf:
@@ -75,7 +74,7 @@ class ServerHalf:
         plain = {f"weights/{key}" for key in self._names} | {"scalars/num_examples"}
         ends = learns_at_task_end(self.method)
         is_plain = {*common.by_key(), *sent} <= plain and sent > {"scalars/num_examples"}
-        of_all = table.name in OF_ALL_CLIENTS
+        of_all = asked(self.method, "counts_all_clients", {}, False)
         if personal or not is_plain or not takes_means(self.method) or ends or of_all:
             raise ConfigError(
                 f"method {table.name!r} is more than a mean of the net's weights by numbers of "

@@ -110,7 +110,7 @@ ROOMS = {
         "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
-    "fedplugins": ("drift", "studies", "trackers"),
+    "fedplugins": ("drift", "methods", "studies", "trackers"),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))
@@ -167,8 +167,9 @@ def offences(package: str, name: str, source: str) -> list[str]:
     found = []
     for imported in imports(source, package):
         into_fedpb = package == "fedpb" and is_below(imported, ("fedmodels",))
+        is_method = name.startswith(("fedmodels/methods/", "fedplugins/methods/"))
         another_method = (
-            name.startswith("fedmodels/methods/")
+            is_method
             and not name.startswith("fedmodels/methods/variants/")
             and is_below(imported, ("fedmodels.methods",))
             and not is_below(imported, FOR_METHODS)
@@ -182,7 +183,7 @@ def offences(package: str, name: str, source: str) -> list[str]:
     return found
 
 
-MOON = "fedmodels/methods/moon.py"
+MOON, DITTO = "fedmodels/methods/moon.py", "fedplugins/methods/ditto.py"
 
 
 def test_imports():
@@ -215,6 +216,7 @@ def test_imports():
         (MOON, "from fedmodels.methods import gldp", ["fedmodels.methods.gldp"]),
         (MOON, "from fedmodels.methods.variants import x", ["fedmodels.methods.variants.x"]),
         (MOON, "from fedmodels.methods.gldp import x", ["fedmodels.methods.gldp.x"]),
+        (DITTO, "from fedmodels.methods.gldp import x", ["fedmodels.methods.gldp.x"]),
     ],
 )
 def test_the_rules_see_what_they_forbid(name, source, expected):

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.part import Part
 from fedmodels.config.sent import tables_in
-from fedmodels.plugins import OURS, offered, part_of
+from fedmodels.plugins import folder_of, offered, part_of
 
 
 def content() -> dict[str, Any]:
@@ -22,17 +22,20 @@ def content() -> dict[str, Any]:
     brought: dict[str, dict[str, Any]] = {}
     for group in ("fedsrv.commands", "fedcli.commands"):
         for point in offered(group):
-            if point.module.startswith(f"{OURS}."):
-                brings = brought.setdefault(point.name, {})
+            if folder := folder_of(point):
+                brings = brought.setdefault(folder, {})
                 brings.setdefault("commands", []).extend(commands_of(point.load()))
     for point in offered("fedtide.parts"):
         part: Part = point.load()
-        if point.module.startswith(f"{OURS}.") and part.tables:
-            brings = brought.setdefault(point.name, {})
+        if (folder := folder_of(point)) and part.tables:
+            brings = brought.setdefault(folder, {})
             held = {name: part_of(f"{part.home}.{place}")() for name, place in part.tables.items()}
             brings["tables"] = {name: table.model_dump(mode="json") for name, table in held.items()}
             brings["owns"] = [name for name, kind in held.items() if is_whole(name, kind)]
             brings["beside"] = brings["owns"] if part.is_beside else []
+    for point in offered("fedtide.methods"):
+        if folder := folder_of(point):
+            brought.setdefault(folder, {}).setdefault("methods", []).append(point.name)
     return brought
 
 

@@ -18,7 +18,6 @@ PART = Part(
     tells=("input_drift", "input_drift_p", "input_drift_number",
            "prediction_drift", "prediction_drift_p", "prediction_drift_number"),
     computes=("drift_delay", "drift_missed", "drift_false_alarms"),
-    figures="figures:FIGURES",
     panels="panels:of_drift",
     lines="panels:what_moved",
     draws=("drift",),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -23,6 +24,8 @@ from fedmodels.errors import ConfigError
 OURS = "fedplugins"
 """The package in which plugins of our own stand."""
 GROUPS: Mapping[str, str] = {
+    "fedtide.figures": "a tuple of Metric of fedmodels.numerics.metric_tables",
+    "fedtide.methods": "a method, by the name that its class is registered under",
     "fedtide.parts": "a Part of fedmodels.config.part: what a config may leave out",
     "fedtide.watchers": "a Watcher of fedsrv.commands.watchers: an option of serve and launch",
     "fedsrv.commands": "a Typer app, whose commands fedsrv has",
@@ -55,10 +58,16 @@ def offered(group: str) -> list[EntryPoint]:
     return sorted((p for p in _all().select(group=group) if _is_here(p)), key=lambda p: p.name)
 
 
+def folder_of(point: EntryPoint) -> str:
+    """Return the name of the plugin of our own that it is of; empty for others'."""
+    package, *below = point.module.split(".")
+    return below[0] if package == OURS else ""
+
+
 def _is_here(point: EntryPoint) -> bool:
     """Tell whether its folder is there: the metadata of a package outlive a folder of our own."""
-    package, *below = point.module.split(".")
-    return package != OURS or is_here(below[0])
+    name = folder_of(point)
+    return not name or is_here(name)
 
 
 @cache
@@ -130,14 +139,19 @@ def gone(name: str, owner: str) -> str:
     return f"{name} is of the plugin {owner}, which this installation lacks"
 
 
+def _groups_of(points: Sequence[EntryPoint]) -> tuple[str, ...]:
+    """Return the groups of a plugin's entry points, with the number of those with many."""
+    numbers = Counter(point.group for point in points)
+    return tuple(f"{group} ({n})" if n > 1 else group for group, n in numbers.items())
+
+
 def plugins() -> list[Plugin]:
     """Return all plugins: those of our own, here or gone, then those of others."""
     groups: dict[tuple[str, str], list[EntryPoint]] = {}
     for point in (point for group in GROUPS for point in offered(group)):
         whose = point.dist.name if point.dist else ""
-        groups.setdefault((point.name, whose), []).append(point)
-    here = [Plugin(*key, tuple(p.group for p in points)) for key, points in groups.items()]
-    ours = (p for points in groups.values() for p in points if p.module.startswith(f"{OURS}."))
-    names = {point.name for point in ours}  # a stranger's of that name is another one
+        groups.setdefault((folder_of(point) or point.name, whose), []).append(point)
+    here = [Plugin(*key, _groups_of(points)) for key, points in groups.items()]
+    names = {folder_of(p) for points in groups.values() for p in points}  # others' are other ones
     gone = [Plugin(name, "fedtide", (), False) for name in known() if name not in names]
     return sorted([*here, *gone], key=lambda p: (p.name not in known(), p.name))

@@ -6,7 +6,6 @@ import ast
 import re
 import tomllib
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from fedmodels.config.recipe import recipe_of
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError
-from fedmodels.methods import make, names
+from fedmodels.methods import file_of, make, names
 from fedmodels.plugins import plugins
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
@@ -34,7 +33,7 @@ LEAST = {
     "schedule": {"clients": 10},
 }
 """What a fragment of a config is completed with."""
-OURS = set(names()) - set(entry_points(group="fedtide.methods").names)
+OURS = set(filter(file_of, names()))
 CONSTANT = re.compile(r"^_?[A-Z][A-Z_]*_M?S$")
 
 

@@ -49,11 +49,10 @@ class Part:
     shared: str = ""
     """Of what both halves know of it: how tensors travel, what clients keep."""
     tells: tuple[str, ...] = ()
-    """The figures that clients report of a training for it; a method's own have other names."""
+    """The figures that clients report of a training for it; a method's own have other names. The
+    entry points ``fedtide.figures`` define those of plugins."""
     computes: tuple[str, ...] = ()
     """The figures that the coordinator computes for it; no method may have one of these names."""
-    figures: str = ""
-    """Of the definitions of both, a tuple of Metric."""
     panels: str = ""
     """Of the function that yields its charts of a report and of the live page, from a RunRecord."""
     lines: str = ""

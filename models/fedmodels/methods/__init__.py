@@ -1,16 +1,17 @@
-"""The registry of methods; one file per method, found by name, third parties' by entry point."""
+"""The registry of methods; one file per method, found by name; of plugins, by entry point."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from fedmodels.code_names import OWN_MODULE, is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.plugins import OURS, folder_of, gone, offered, owner_of
 
 if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
@@ -18,16 +19,11 @@ if TYPE_CHECKING:
     from fedmodels.training.method import Method
 
 _NAMES = (
-    "fedavg", "fedprox", "local", "centralized", "fedper", "fedrep", "apfl", "ditto", "scaffold",
-    "fedbn", "fedbabu", "pfedme", "fedproto", "gldp", "fedali", "moon", "fedpac", "fedntd", "creff",
-    "fedic", "fedmlp", "pfedgrp", "fedavg-replay", "pfedgraph", "pfedgraph-replay", "fedem",
-    "fedcil", "af-fcl", "mfcl", "target", "ifca", "feddyn",
-    "lg-fedavg", "feddrift", "feddrift-eager", "fedala", "flash", "per-fedavg", "fedtgp", "glfc",
-    "pilora",
+    "fedavg", "fedprox", "local", "centralized", "fedper", "fedrep", "apfl", "fedproto", "gldp",
+    "fedali", "moon", "fedpac", "fedntd", "creff", "fedic", "fedmlp", "pfedgrp", "fedavg-replay",
+    "pfedgraph", "pfedgraph-replay", "fedem", "fedcil", "af-fcl", "mfcl", "target",
 )  # fmt: skip
-_MODULES = {name: name.replace("-", "_") for name in _NAMES} | {
-    "pfedgraph-replay": "pfedgraph", "feddrift-eager": "feddrift"
-}  # fmt: skip
+_MODULES = {name: name.replace("-", "_") for name in _NAMES} | {"pfedgraph-replay": "pfedgraph"}
 """Registered name -> module; a name is imported only when it is used."""
 VARIED = {
     "gldp": "gldp",
@@ -36,9 +32,11 @@ VARIED = {
     "fedali": "fedali",
     "fedper": "heads",
     "fedrep": "heads",
-    "fedtgp": "fedtgp",
 }
-"""Method -> the module of ``variants`` that says in ``OF`` which variants the method has."""
+"""Method -> the module of ``variants`` that says in ``OF`` which variants the method has.
+
+The class of a plugin's method names such a module by ``variants_in``."""
+GROUP = "fedtide.methods"
 
 _CLASSES: dict[str, type[Method]] = {}
 
@@ -51,7 +49,7 @@ def register(name: str) -> Callable[[M], M]:
     """Register a method class under its name; a method of fedtide becomes a frozen dataclass."""
 
     def put(cls: M) -> M:
-        if name in _MODULES:
+        if name in _MODULES or cls.__module__.startswith(f"{OURS}."):
             _make_dataclass(cls)
         cls.name = name
         _CLASSES[name] = cls
@@ -61,13 +59,17 @@ def register(name: str) -> Callable[[M], M]:
 
 
 def names() -> list[str]:
-    """Return the name of every registered method."""
-    return [*_MODULES, *(p.name for p in entry_points(group="fedtide.methods"))]
+    """Return the name of every registered method: those of the core, then those of plugins."""
+    return [*_MODULES, *(point.name for point in offered(GROUP))]
 
 
 def file_of(name: str) -> Path | None:
     """Return the file of a method that comes with fedtide, without importing it."""
-    return Path(__file__).with_name(f"{_MODULES[name]}.py") if name in _MODULES else None
+    if name in _MODULES:
+        return Path(__file__).with_name(f"{_MODULES[name]}.py")
+    point = next((p for p in offered(GROUP) if p.name == name), None)
+    spec = find_spec(point.module) if point and folder_of(point) else None
+    return Path(spec.origin) if spec and spec.origin else None
 
 
 def method_class(name: str) -> type[Method]:
@@ -78,23 +80,30 @@ def method_class(name: str) -> type[Method]:
         if name in _MODULES:
             importlib.import_module(f"fedmodels.methods.{_MODULES[name]}")
         else:
-            found = list(entry_points(group="fedtide.methods", name=name))
-            if not found:
-                raise ConfigError(
-                    f"unknown method {name!r}; known: {', '.join(names())}."
-                    + (of_a_file(name) or suggestion(name, names()))
-                )
-            from fedmodels.own_code import load_entry_point
-
-            load_entry_point(found[0])
-            if name not in _CLASSES:
-                raise ConfigError(
-                    f"the entry point {name!r} of fedtide.methods, {found[0].value}, registers no "
-                    "method of that name: give both the same name"
-                )
-    if name not in _MODULES:
+            _load(name)
+    if file_of(name) is None:
         _prepare(name, _CLASSES[name])
     return _CLASSES[name]
+
+
+def _load(name: str) -> None:
+    """Import the method of a plugin."""
+    point = next((p for p in offered(GROUP) if p.name == name), None)
+    if point is None:
+        if owner := owner_of("methods", name):
+            raise ConfigError(gone(f"method {name!r}", owner))
+        raise ConfigError(
+            f"unknown method {name!r}; known: {', '.join(names())}."
+            + (of_a_file(name) or suggestion(name, names()))
+        )
+    from fedmodels.own_code import load_entry_point
+
+    load_entry_point(point)
+    if name not in _CLASSES:
+        raise ConfigError(
+            f"the entry point {name!r} of {GROUP}, {point.value}, registers no "
+            "method of that name: give both the same name"
+        )
 
 
 def _own_class(name: str) -> type[Method]:
@@ -149,9 +158,14 @@ def make(name: str, **hyper_parameters: Any) -> Method:
 
 def variants_of(name: str) -> Variants | None:
     """Return the variants of a registered method; None where it has none."""
-    if name not in VARIED:
+    if name in _MODULES:
+        place = f"{__name__}.variants.{VARIED[name]}" if name in VARIED else ""
+    else:
+        is_ours = file_of(name) is not None
+        place = getattr(method_class(name), "variants_in", "") if is_ours else ""
+    if not place:
         return None
-    found: Variants = importlib.import_module(f"{__name__}.variants.{VARIED[name]}").OF[name]
+    found: Variants = importlib.import_module(place).OF[name]
     return found
 
 

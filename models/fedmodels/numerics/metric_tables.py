@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 from fedmodels.numerics.metric_names import ACCURACY, CHOSEN, OF_FIGURE, family_of
-from fedmodels.plugins import loaded, part_of
+from fedmodels.plugins import loaded
 
 SCORERS, COHORT, EVERYONE = "all that score", "the cohort", "–"
 """Whose scores a metric averages: all clients that score, or those of them that trained last. With
@@ -294,7 +295,8 @@ SCORES = (
 """What the coordinator computes from the clients' counts."""
 
 
-def _share(name: str, title: str, meaning: str, source: str = "–") -> Metric:
+def share(name: str, title: str, meaning: str, source: str = "–") -> Metric:
+    """Return a share, from 0 to 1, of which neither more nor less is better."""
     return Metric(name, title, meaning, source, better=0)
 
 
@@ -317,7 +319,7 @@ UPLOADS = (
         "relays: of those that share one, or have none",
         range="−1 … 1",
     ),
-    _share(
+    share(
         "aggregation_weight", "share of an upload in the result",
         "the part of a client's upload in the mean of weights, or else of prototypes; with "
         "`[server] reduce` what the rule left of it: of a rule by coordinate, the part of the "
@@ -347,12 +349,12 @@ REPORTED = (
         "mean over the uploads of an asynchronous round: the commits since the model they began "
         "with", "FedBuff",
     ),
-    _share(
+    share(
         "prototypes_moved", "prototypes that changed rows",
         "share of the clients' prototypes that k-means puts into another row than their own",
         "FedAli",
     ),
-    _share(
+    share(
         "prototype_share", "part of prototypes in tokens",
         "`…_K`, block K: mean over tokens of the prototype's length in Eq. 7 over the sum of both "
         "parts' lengths", "FedAli",
@@ -362,8 +364,8 @@ REPORTED = (
         "`…_K`, block K: mean over tokens of the angle between a token with its prototype and "
         "without, in degrees", "FedAli", "0 … 180",
     ),
-    _share("known_share", "classes with a prototype", "share of all K classes", "FedMLP"),
-    _share(
+    share("known_share", "classes with a prototype", "share of all K classes", "FedMLP"),
+    share(
         "weights_self", "weight of a client on itself",
         "mean over clients of the aggregation weight of their own model", "pFedGRP, pFedGraph",
     ),
@@ -375,11 +377,11 @@ REPORTED = (
     number(
         "gradient_cosine", "gradient match", "cosine of matched gradients", "CReFF", "−1 … 1"
     ),
-    _share(
+    share(
         "teacher_accuracy", "accuracy of the calibrated ensemble",
         "on the server's own examples", "FEDIC",
     ),
-    _share(
+    share(
         "synthesis_accuracy", "agreement on made images",
         "share of synthesised images that the old model takes for their label", "TARGET",
     ),
@@ -387,36 +389,24 @@ REPORTED = (
         "generator_spread", "spread of generated classes",
         "1 − the loss that makes the generator draw all classes alike", "MFCL", "real",
     ),
-    _share(
+    share(
         "consolidation_agreement", "agreement after consolidation",
         "share of generated examples on which the consolidated model agrees", "FedCIL",
     ),
-    _share(
+    share(
         "server_acceptance", "images accepted on the server",
         "share of drawn images that their client's model takes for their class", "pFedGRP",
     ),
-    _share(
+    share(
         "server_shortage", "images lacking on the server",
         "accepted images that are lacking, over those asked for", "pFedGRP",
     ),
-    _share("models_trained", "models that clients trained", "of all k", "IFCA"),
-    _share("clients_drifted", "clients that no model fits", "they begin a new one", "FedDrift"),
-    number("models_kept", "models on the server", "after the round", "FedDrift"),
-    number("models_merged", "models merged", "went into another one in the round", "FedDrift"),
-    _share(
-        "task_transitions", "clients that met a new task",
-        "as they tell by the entropy of predictions", "GLFC",
-    ),
-    _share(
-        "proxy_accuracy", "accuracy on rebuilt prototypes",
-        "of the mean model, by which the server chooses old models", "GLFC",
-    ),
-    _share("alpha", "mixing weight", "weight of the private model in the mixture", "APFL"),
+    share("alpha", "mixing weight", "weight of the private model in the mixture", "APFL"),
     number("flow_loss", "loss of the flow", "per dimension, of the last step", "AF-FCL", "real"),
     number("flow_density", "density of embeddings", "mean over a batch, last step", "AF-FCL"),
     number("credibility", "credibility of replayed embeddings", "mean, last step", "AF-FCL"),
     number("generator_loss", "loss of the generator", "of the last step", "FedCIL", "real"),
-    _share(
+    share(
         "replay_acceptance", "replayed images accepted",
         "share of drawn images that the old model takes for their class; `…_K`: of class K",
         "pFedGRP",
@@ -425,19 +415,15 @@ REPORTED = (
     number("replay_shortage", "replayed images lacking", "of those asked for", "pFedGRP"),
     number("generators_trained", "generators trained", "in this interaction", "pFedGRP"),
     number("generator_trainings", "trainings of generators", "since the beginning", "pFedGRP"),
-    _share(
+    share(
         "generator_ratio", "quality of a generator",
         "`…_K`: share of its images of class K that the model just trained takes for K", "pFedGRP",
     ),
 )  # fmt: skip
 """What methods and clients report beside."""
 
-OF_PLUGINS: tuple[Metric, ...] = tuple(
-    figure
-    for part in loaded("fedtide.parts") if part.figures
-    for figure in part_of(part.at("figures"))
-)  # fmt: skip
-"""What plugins' parts report and compute."""
+OF_PLUGINS: tuple[Metric, ...] = tuple(chain.from_iterable(loaded("fedtide.figures")))
+"""What the parts and methods of plugins report and compute."""
 
 METRICS: Mapping[str, Metric] = {
     metric.name: metric for metric in (*SCORES, *REPORTED, *OF_PLUGINS)

@@ -8,10 +8,9 @@ from fedmodels.errors import ConfigError
 from fedmodels.training.method import Method
 
 TAKE = (
-    "fedavg", "fedprox", "fedper", "fedrep", "fedbabu", "fedbn", "ditto", "apfl", "scaffold",
-    "pfedme", "ifca", "feddyn", "lg-fedavg", "flash", "local", "centralized",
+    "fedavg", "fedprox", "fedper", "fedrep", "apfl", "local", "centralized",
 )  # fmt: skip
-"""Methods none of whose functions asks for a class."""
+"""Methods of the core none of whose functions asks for a class; others say ``takes_targets``."""
 DEALS = ("natural", "iid")
 """Scenarios that deal examples out without a look at their class, beside those of a user's file."""
 BY_CLASS = ("classes", "num_classes", "max_per_class", "max_test_per_class", "server_examples")
@@ -28,17 +27,22 @@ def check_method(experiment: Experiment, method: Method) -> Experiment:
         ConfigError: the method, the scenario or a key needs classes.
     """
     _check_keys(experiment)
-    names = (
-        vars(kind)["name"]
-        for kind in type(method).__mro__
-        if kind.__module__.startswith("fedmodels.methods.") and "name" in vars(kind)
-    )
-    if next(names, "") not in TAKE:
+    if not _takes_targets(type(method)):
         raise ConfigError(
             f"method {method.name!r} needs classes, and [data.columns] has target or labels in "
             f"their place: take {', '.join(TAKE[:-1])} or {TAKE[-1]}"
         )
     return experiment
+
+
+def _takes_targets(cls: type[Method]) -> bool:
+    """Tell whether the nearest class that says it, or that is in the table, takes targets."""
+    for kind in cls.__mro__:
+        if "takes_targets" in vars(kind):
+            return bool(vars(kind)["takes_targets"])
+        if kind.__module__.startswith("fedmodels.methods.") and "name" in vars(kind):
+            return vars(kind)["name"] in TAKE
+    return False
 
 
 def _check_keys(experiment: Experiment) -> None:

@@ -36,6 +36,12 @@ HOOKS: Mapping[str, str] = {
     "grows_classes": "streams.md",
     "grown": "streams.md",
     "forgotten": "streams.md",
+    "takes_targets": "data.md",
+    "fits_for_scores": "differential-privacy.md",
+    "looks_at_examples": "differential-privacy.md",
+    "most_recalled": "differential-privacy.md",
+    "is_server_optimizer": "configuration.md",
+    "counts_all_clients": "api.md",
 }
 """Attributes that parts ask for, and the page under ``docs/`` of each."""
 
@@ -79,16 +85,11 @@ def reads_history(method: Method, experiment: Experiment) -> bool:
     return experiment.accumulates or method.trains_on == "history"
 
 
-RECALLS: Mapping[str, Any] = {"glfc": lambda method: method.memory}
-"""How many examples of earlier tasks a training takes at most, where it does not take them all."""
-
-
 def most_recalled(method: Method, experiment: Experiment) -> float:
     """Return how many examples of the tasks before its order's a training takes at most."""
     if not reads_history(method, experiment):
         return 0
-    told = asked(method, "", RECALLS, math.inf)
-    return float(told() if callable(told) else told)
+    return float(asked(method, "most_recalled", {}, math.inf))
 
 
 def keeps_state(method: Method, run: RunFacts) -> bool:
@@ -132,13 +133,9 @@ def local_view(method: Method) -> str:
     return str(asked(method, "local_view", {}, last))
 
 
-FITS = dict.fromkeys(("fedbabu", "per-fedavg"), True)
-"""Methods whose clients fit their model to the open task anew whenever it is scored."""
-
-
 def fits_for_scores(method: Method) -> bool:
     """Tell whether a client's own model has trained on the open task, whatever it is scored on."""
-    return bool(asked(method, "", FITS, False))
+    return bool(asked(method, "fits_for_scores", {}, False))
 
 
 def global_weights(method: Method, common: Bundle) -> Weights:
@@ -147,9 +144,7 @@ def global_weights(method: Method, common: Bundle) -> Weights:
     return found
 
 
-TELLS = dict.fromkeys(
-    ("af-fcl", "fedcil", "pfedgrp", "fedavg-replay", "pfedgraph-replay", "glfc"), True
-)
+TELLS = dict.fromkeys(("af-fcl", "fedcil", "pfedgrp", "fedavg-replay", "pfedgraph-replay"), True)
 """Methods whose server half reads ``ctx.labels``, or whose clients tell something of each class."""
 
 

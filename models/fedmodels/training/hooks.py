@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 SINGLY = {
     "pfedgrp": "each client's model is mixed from the models of others",
     "fedcil": "images of each client's generator train the server's models",
-    "fedtgp": "each client's prototypes train the global ones",
-    "pilora": "each class's prototype is mixed from the prototypes of others",
     "fedali": "k-means clusters the prototypes of every client",
     "MeanPrototypes": "",
     "fedic": "the teachers are the models of single clients",

@@ -15,7 +15,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 
-OWN = dict.fromkeys(("fedproto", "fedtgp", "lg-fedavg", "local", "PrototypesAlone"), True)
+OWN = dict.fromkeys(("fedproto", "local", "PrototypesAlone"), True)
 """Methods and variants that share nothing of a net but its head or its embeddings' width. A method
 of one's own says ``takes_own_nets = True``."""
 

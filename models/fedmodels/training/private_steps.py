@@ -217,17 +217,9 @@ def _kept(run: RunFacts, state: Bundle) -> list[str]:
     return [*kept, *(k for k in state.weights if k not in run.forms)]
 
 
-LOOKS = {
-    "flash": "stops by the loss of its examples",
-    "fedbabu": "fine-tunes on them without noise for each score",
-    "per-fedavg": "takes gradients of them beside its steps",
-}
-"""Methods whose clients look at their examples beside their steps, and how."""
-
-
 def check_looks(method: Method) -> None:
     """Check that clients look at examples in noisy steps alone; ConfigError says what they do."""
-    if looks := asked(method, "", LOOKS, ""):
+    if looks := asked(method, "looks_at_examples", {}, ""):
         raise ConfigError(f'[privacy] level = "example": method {method.name!r} {looks}')
 
 

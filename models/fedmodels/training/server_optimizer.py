@@ -87,17 +87,13 @@ def trained_keys(method: Method, run: RunFacts, common: Bundle) -> list[str]:
     return [key for key in found if key in known or key.partition("/")[2] in known]
 
 
-STEPS = {"flash": True}
-"""Methods whose server half is an optimiser itself."""
-
-
 def check_server_optimizer(method: Method, run: RunFacts) -> None:
     """Check that the server has a mean of weights to step along.
 
     Raises:
         ConfigError: it sends none, or steps along it by the method's own optimiser.
     """
-    if asked(method, "", STEPS, False):
+    if asked(method, "is_server_optimizer", {}, False):
         raise ConfigError(
             f"[server_optimizer] would step before the server of {method.name!r}, which is an "
             "optimiser itself: leave it out"

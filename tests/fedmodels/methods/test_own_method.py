@@ -104,7 +104,7 @@ def test_a_broken_entry_point_hides_no_other_method(monkeypatch):
     def found(group: str, name: str | None = None) -> list[EntryPoint]:
         return [p for p in points if name in (None, p.name)]
 
-    monkeypatch.setattr(methods, "entry_points", found)
+    monkeypatch.setattr(methods, "offered", found)
     with pytest.raises(
         ConfigError, match=r"'broken' of fedtide\.methods, no_such_module:Method, ca"
     ):

@@ -56,6 +56,8 @@ class Pilora(FedAvg):
     """Each task has a LoRA of its own, orthogonal to earlier ones; prototypes classify."""
 
     citation: ClassVar[str] = "Guo et al., ECCV 2024"
+    takes_targets: ClassVar[bool] = False
+    reads_singly: ClassVar[str] = "each class's prototype is mixed from the prototypes of others"
     reduction: ClassVar[Reduction] = "each"
 
     rank: PositiveCount = 4

@@ -41,6 +41,8 @@ class FedDyn(FedAvg):
     """Clients keep a gradient that bends their loss, so that all local minima lie in one place."""
 
     citation: ClassVar[str] = "Acar et al., ICLR 2021"
+    takes_targets: ClassVar[bool] = True
+    counts_all_clients: ClassVar[bool] = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
     alpha: Positive = 0.01

@@ -36,6 +36,9 @@ class FedBABU(FedAvg):
     """The body alone is trained and averaged; a client fine-tunes the model it predicts with."""
 
     citation: ClassVar[str] = "Oh et al., ICLR 2022"
+    takes_targets: ClassVar[bool] = True
+    fits_for_scores: ClassVar[bool] = True
+    looks_at_examples: ClassVar[str] = "fine-tunes on them without noise for each score"
     views: ClassVar[tuple[str, ...]] = ("global", "after_downlink")
 
     weighting: Literal["examples", "uniform"] = "uniform"

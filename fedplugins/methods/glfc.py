@@ -31,7 +31,6 @@ from fedmodels.errors import PayloadError
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, embed
-from fedmodels.numerics.lbfgs import RowsLBFGS
 from fedmodels.numerics.randomness import derive_seed, seeded
 from fedmodels.techniques.continual import mask_of
 from fedmodels.techniques.datafree import freeze
@@ -46,6 +45,7 @@ from fedmodels.training.method import Payload, Reduced
 from fedmodels.training.optimizer import SGD
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
+from fedplugins.methods.lbfgs import RowsLBFGS
 
 LAST, BEST, KNOWN, PROXY, GRADS = "last", "best", "known", "proxy", "grads"
 MEMORY, MET, MOVED = "memory", f"{KNOWN}/met", "moved"
@@ -76,6 +76,8 @@ class GLFC(FedAvg):
     """Old classes weigh like new ones, and an old model that the server chose is distilled."""
 
     citation: ClassVar[str] = "Dong et al., CVPR 2022"
+    takes_targets: ClassVar[bool] = False
+    tells_classes: ClassVar[bool] = True
     reduction: ClassVar[Reduction] = "each"
     trains_on: ClassVar[TrainsOn] = "history"
 
@@ -95,6 +97,11 @@ class GLFC(FedAvg):
     images: PositiveCount = 20
     """Of these iterations, the last ones whose images the proxy keeps."""
     weighting: Literal["examples", "uniform"] = "uniform"
+
+    @property
+    def most_recalled(self) -> int:
+        """Return how many examples of earlier tasks a training takes at most."""
+        return self.memory
 
     def global_weights(self, common: Bundle) -> Weights:
         return without(common.weights, LAST, BEST, KNOWN)

@@ -41,6 +41,9 @@ class PerFedAvg(FedAvg):
     """Everybody's model is one that a step on a client's own data makes the client's."""
 
     citation: ClassVar[str] = "Fallah et al., NeurIPS 2020"
+    takes_targets: ClassVar[bool] = False
+    fits_for_scores: ClassVar[bool] = True
+    looks_at_examples: ClassVar[str] = "takes gradients of them beside its steps"
     views: ClassVar[tuple[str, ...]] = ("global", "after_downlink")
 
     weighting: Literal["examples", "uniform"] = "uniform"

@@ -25,6 +25,7 @@ class FedBN(FedAvg):
     """FedAvg of all layers but batch normalisation, which every client keeps for itself."""
 
     citation: ClassVar[str] = "Li et al., ICLR 2021"
+    takes_targets: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = (
         "after_local",
         "after_downlink",

@@ -43,6 +43,7 @@ class FedAla(FedAvg):
     """Each client mixes the received model with its own, element by element, before it trains."""
 
     citation: ClassVar[str] = "Zhang et al., AAAI 2023"
+    takes_targets: ClassVar[bool] = False
     views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
 
     p: Count = 1

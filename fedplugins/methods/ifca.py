@@ -45,6 +45,7 @@ class Ifca(FedAvg):
     """Clients train the one of k models that fits their data best; each model has its own mean."""
 
     citation: ClassVar[str] = "Ghosh et al., NeurIPS 2020"
+    takes_targets: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")  # k of them, none global
     reduction: ClassVar[Reduction] = "each"
 

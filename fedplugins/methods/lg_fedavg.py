@@ -23,6 +23,8 @@ class LgFedAvg(FedAvg):
     """FedAvg over the head; every client keeps a base, its representation, of its own."""
 
     citation: ClassVar[str] = "Liang et al., 2020"
+    takes_targets: ClassVar[bool] = True
+    takes_own_nets: ClassVar[bool] = True
 
     private: tuple[str, ...] = ("base/",)
     """Prefixes of the weights that stay with the client; ``*`` stands for anything in them. None is

@@ -11,7 +11,6 @@ import torch
 from fedmodels.config.reduction import Reduction
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
-from fedmodels.methods.feddrift import clusters
 from fedmodels.nets.split import weights_of
 from fedmodels.reductions.rule import rule_of
 from fedmodels.tensors.aggregation_rule import Facts
@@ -22,6 +21,7 @@ from fedmodels.training.contexts import Position, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
+from fedplugins.methods.feddrift import clusters
 from tests.conftest import (
     OneTask,
     context_of,

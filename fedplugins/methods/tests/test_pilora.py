@@ -12,7 +12,6 @@ from torch.nn.functional import cross_entropy
 
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
-from fedmodels.methods.pilora import bias_of, distances
 from fedmodels.nets.adapters import add_adapters
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
 from fedmodels.tensors.bundle import Bundle, Problem
@@ -22,6 +21,7 @@ from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
 from fedpb.codec import merged
+from fedplugins.methods.pilora import bias_of, distances
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import server_context
 from tests.conftest import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedmodels.methods.fedtgp import FedTgp
 from fedmodels.methods.variants import Variants
+from fedplugins.methods.fedtgp import FedTgp
 
 
 class NearestClasses(FedTgp):

@@ -77,6 +77,7 @@ class FedDrift(FedAvg):
     """Each client that no model fits begins one of its own; models that fit alike are merged."""
 
     citation: ClassVar[str] = "Jothimurugesan et al., AISTATS 2023"
+    takes_targets: ClassVar[bool] = False
     views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
     reduction: ClassVar[Reduction] = "each"
     trains_on: ClassVar[TrainsOn] = "history"

@@ -50,6 +50,7 @@ class Scaffold(FedAvg):
     """FedAvg whose clients correct every step by what everybody's gradient has and theirs lacks."""
 
     citation: ClassVar[str] = "Karimireddy et al., ICML 2020"
+    takes_targets: ClassVar[bool] = True
 
     weighting: Literal["examples", "uniform"] = "uniform"
     server_lr: Positive = 1.0

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedmodels.numerics.lbfgs import RowsLBFGS
+from fedplugins.methods.lbfgs import RowsLBFGS
 
 STEPS = 4
 """Fewer iterations than the history holds: rows share its length, which a row alone would not."""

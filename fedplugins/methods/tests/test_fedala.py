@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedmodels.methods import make
-from fedmodels.methods.fedala import LEARNT, NEVER, TRAINED
 from fedmodels.nets.split import weights_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.loop import train_locally
+from fedplugins.methods.fedala import LEARNT, NEVER, TRAINED
 from tests.conftest import context_of, linear_context, method_of, payload_of, tiny_experiment
 
 HEAD = "head/weight"

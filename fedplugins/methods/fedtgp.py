@@ -75,6 +75,10 @@ class FedTgp(FedAvg):
     """Clients share class means; the server trains prototypes that keep classes apart."""
 
     citation: ClassVar[str] = "Zhang et al., AAAI 2024"
+    takes_targets: ClassVar[bool] = False
+    takes_own_nets: ClassVar[bool] = True
+    reads_singly: ClassVar[str] = "each client's prototypes train the global ones"
+    variants_in: ClassVar[str] = "fedplugins.methods.fedtgp_variants"
     reduction: ClassVar[Literal["each"]] = "each"
     private: ClassVar[tuple[str, ...]] = ("",)  # all weights
 

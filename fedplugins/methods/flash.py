@@ -54,6 +54,9 @@ class Flash(FedAvg):
     """Clients stop early; the server takes longer steps where clients move more than before."""
 
     citation: ClassVar[str] = "Panchal et al., ICML 2023"
+    takes_targets: ClassVar[bool] = True
+    is_server_optimizer: ClassVar[bool] = True
+    looks_at_examples: ClassVar[str] = "stops by the loss of its examples"
 
     weighting: Literal["examples", "uniform"] = "uniform"
     eta: Positive = 0.01

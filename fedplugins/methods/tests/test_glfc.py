@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-import fedmodels.methods.glfc as glfc_module
+import fedplugins.methods.glfc as glfc_module
 from fedmodels.errors import PayloadError
 from fedmodels.methods import make
-from fedmodels.methods.glfc import Work, compensation, encoder, entropy, gradients, herded
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.declared_counts import DeclaredCounts
 from fedmodels.tensors.roles import under
@@ -19,6 +18,7 @@ from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
+from fedplugins.methods.glfc import Work, compensation, encoder, entropy, gradients, herded
 from tests.conftest import OneTask, linear_context, tiny_experiment
 
 HEAD = "head/weight"

@@ -48,6 +48,7 @@ class PFedMe(FedAvg):
     """Clients step towards their personal models, which are held near the model they step from."""
 
     citation: ClassVar[str] = "Dinh et al., NeurIPS 2020"
+    takes_targets: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
 
     weighting: Literal["examples", "uniform"] = "uniform"

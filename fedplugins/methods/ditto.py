@@ -46,6 +46,7 @@ class Ditto(FedAvg):
     """FedAvg, and beside it personal models held near the global one."""
 
     citation: ClassVar[str] = "Li et al., ICML 2021"
+    takes_targets: ClassVar[bool] = True
     views: ClassVar[tuple[str, ...]] = ("global", "after_local", "after_downlink")
 
     lam: NonNegative = 1.0
