@@ -114,6 +114,23 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None if all(map(is_here, needed)) else True
 
 
+LACKING = re.compile(r"is of the plugin (\w+), which this installation lacks")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test that asked for a plugin, by a line of the product, where its folder is gone."""
+    report = yield
+    lacking = LACKING.search(str(report.longrepr)) if report.failed else None
+    if lacking and not is_here(lacking[1]):
+        report.outcome = "skipped"
+        line = (item.location[1] or 0) + 1
+        report.longrepr = (str(item.path), line, f"needs the plugin {lacking[1]}")
+    return report
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out the cases of large products that ``-m whole`` alone runs; begin with slow tests.
 

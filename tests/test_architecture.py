@@ -171,6 +171,7 @@ def offences(package: str, name: str, source: str) -> list[str]:
         another_method = (
             is_method
             and not name.startswith("fedmodels/methods/variants/")
+            and not name.endswith("_variants.py")
             and is_below(imported, ("fedmodels.methods",))
             and not is_below(imported, FOR_METHODS)
         )
