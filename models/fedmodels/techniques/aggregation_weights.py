@@ -197,7 +197,8 @@ def find_weights(
             w = a.softmax(0)
             _, slope = mixer.gradient(w.detach().float(), x[index], y[index])
             optimizer.zero_grad(set_to_none=True)
-            (w * slope.double()).sum().backward()  # with a gradient given, torch imports sympy
+            # Given a gradient, torch would import sympy.
+            (w * slope.double()).sum().backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         best = min(best, judged(a.softmax(0)), key=lambda found: found[0])
     return BestWeights(best[1], best[0], of_uniform)
