@@ -257,3 +257,34 @@ def test_figures_without_an_interval_are_of_the_pages_tables_or_of_a_paper(page)
                    for one in known)
     }  # fmt: skip
     assert not unknown
+
+
+EQUIVALENT = re.compile(r"[Ee]quivalent within (\d+(?:\.\d+)?)\b(?! and )([^|;]*)")
+WIDEST = 3.0
+"""Points: a wider margin is not what a reader calls equal; say which effect is excluded."""
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_equivalence_is_said_of_intervals_within_a_small_margin(page):
+    """``+3.7 [−6.5, +13.8]`` excludes a gain of 20 points; it was called equivalent within 20."""
+    text = page.read_text()
+    assert "quivalent within 20 and" not in text
+    for found in EQUIVALENT.finditer(text):
+        margin = float(found[1])
+        ends = [
+            float(end.replace("−", "-")) for _, *both, _ in STATED.findall(found[2]) for end in both
+        ]
+        assert margin <= WIDEST, found[0]
+        assert all(abs(end) <= margin for end in ends), found[0]
+
+
+@pytest.mark.parametrize("file", sorted(RECORDS.glob("*.json")), ids=lambda file: file.stem)
+def test_seeds_that_were_added_after_a_look_are_said(file):
+    """Later seeds that share no commit with the first three ran after these had been read."""
+    commits: dict[bool, set[str]] = {True: set(), False: set()}
+    for run in read_record(file).runs:
+        commits[run.seed < 3].add(str(run.environment.get("git_commit")))
+    if not commits[False] or commits[True] & commits[False]:
+        return
+    section = (PAGES / "open-questions.md").read_text().partition("## Seeds added after a look")[2]
+    assert f"[`{file.stem}`]" in section.partition("\n## ")[0]
