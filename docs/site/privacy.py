@@ -50,44 +50,44 @@ OPERATORS = ("Watch", "Steer")
 CLASSES, WIDTH = 10, 16
 """K and D of the runs behind the page."""
 MEANINGS = {
-    r"weights/base/…": "the feature extractor after local training. What it moved by is close to "
-    "a sum of gradients; inputs can be rebuilt from one of few examples in part",
+    r"weights/base/…": "the feature extractor after local training. Its change is close to a sum "
+    "of gradients, from which inputs can partly be reconstructed if there are few examples",
     r"weights/head/…": "the classifier after local training. Rows of classes that the client lacks "
-    "move alike, so it tells which classes it has, and about how many of each",
-    r"weights/eval/…": "the client's own classifier, by which the evaluator scores; as `weights/"
+    "move alike, so it reveals which classes it has, and about how many of each",
+    r"weights/eval/…": "the client's own classifier, with which the evaluator scores; as `weights/"
     "head/…`",
     r"weights/control/…": "the mean gradient of the client's steps (its control variate), as a "
     "difference",
     r"weights/learner\d+/…": "a whole net for each mixture component; as base and head",
     r"weights/model\d+/…": "a whole net, under the number of the model that fits the client "
-    "best; as base and head. The number tells who is like whom",
+    "best; as base and head. The number reveals which clients are similar",
     r"weights/new/…": "a whole net for data that no model fits; as base and head",
-    r"weights/examples": "how many of its examples belong to each model, exactly",
-    r"weights/correct": "how many of these each model gets right, exactly",
+    r"weights/examples": "the number of its examples that belong to each model, exactly",
+    r"weights/correct": "how many of these each model classifies correctly, exactly",
     r"scalars/model": "the number of the model that fits best",
-    r"scalars/drifted": "whether no model fits any more",
-    r"weights/grads/…": "gradients of a small net that everybody knows, one set for each class of "
-    "a new task: an example of each class, changed a little, is rebuilt from them",
-    r"weights/generator/…": "a net that makes inputs like the client's, of its classes",
-    r"weights/source/…": "what tells the client's inputs from generated ones",
-    r"weights/flow/…": "a density of the client's features by class: it can be asked how likely a "
-    "given example is one of the client's",
+    r"scalars/drifted": "whether no model fits any longer",
+    r"weights/grads/…": "gradients of a public small net, one set for each class of a new task: "
+    "a slightly changed example of each class can be reconstructed from them",
+    r"weights/generator/…": "a net that generates inputs like the client's, of its classes",
+    r"weights/source/…": "what distinguishes the client's inputs from generated ones",
+    r"weights/flow/…": "a density of the client's features by class, which gives the likelihood "
+    "that an example is one of the client's",
     r"prototypes/class/vectors": "the mean feature of the examples of a class. With one example, "
     "it is that example's feature",
     r"prototypes/statistics/vectors": "the same under the model as received, times the class's "
     "share of the examples",
     r"prototypes/gradient/vectors": "the mean gradient of the head over examples of a class",
-    r"prototypes/alp/\d+(/twin)?/vectors": "the layer's learnt prototypes: clusters of features "
+    r"prototypes/alp/\d+(/twin)?/vectors": "the layer's learned prototypes: clusters of features "
     "over all classes",
     r"prototypes/[\w/]+/labels": "which classes the client has",
-    r"prototypes/[\w/]+/counts": "how many examples of each of these classes it has, exactly",
+    r"prototypes/[\w/]+/counts": "the number of examples of each of these classes, exactly",
     r"generators/[\w]+/version": "how often that generator was trained",
-    r"generators/[\w]+/tensors/…": "a net that makes inputs like the client's, of one class; sent "
-    "when it has changed",
-    r"histogram/round": "how many examples of each class it has in the task, exactly",
-    r"histogram/total": "how many of each class it has met in all its tasks, exactly",
-    r"scalars/num_examples": "how many examples it trained on, exactly",
-    r"scalars/variance": "how far its features spread around their class means, one number",
+    r"generators/[\w]+/tensors/…": "a net that generates inputs like the client's, of one class; "
+    "sent when it has changed",
+    r"histogram/round": "the number of examples of each class in the task, exactly",
+    r"histogram/total": "the number of examples of each class in all its tasks so far, exactly",
+    r"scalars/num_examples": "the number of examples that it trained on, exactly",
+    r"scalars/variance": "the variance of its features around their class means, one number",
 }
 """What a field of an upload tells, by a pattern of its name."""
 
@@ -139,7 +139,7 @@ def messages() -> str:
                 raise SystemExit(f"docs/site/privacy_fields.txt says nothing of {name}")
             used.add(name)
             rows.append(f"| `{each.name}` | {kind_of(each)} | {' | '.join(known[name])} |")
-        head = ["| field | type | what it tells | needed for |", "|---|---|---|---|"]
+        head = ["| field | type | contents | needed for |", "|---|---|---|---|"]
         parts.append("\n".join([f"### {message.name}\n", *head, *rows, ""]))
     if stale := sorted(known.keys() - used):
         raise SystemExit(f"docs/site/privacy_fields.txt: no message has {stale[0]}")
@@ -262,7 +262,7 @@ def methods() -> str:
             tables.setdefault(tuple(rows_of(fields_in(sent))), []).append(label_of(case))
     parts = []
     for rows, labels in tables.items():
-        head = ["| field | shape | what it tells |", "|---|---|---|"] if rows else ["Nothing."]
+        head = ["| field | shape | what it reveals |", "|---|---|---|"] if rows else ["Nothing."]
         parts.append("\n".join([f"**{'; '.join(labels)}**\n", *head, *rows, ""]))
     return "\n".join(parts)
 
