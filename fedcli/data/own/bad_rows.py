@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,21 +50,31 @@ def tell_rows(
     table: TableRows, columns: Columns, aside: SetAside
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Note the bad rows of a table; return them, and those whose time is unknown (n,)."""
-    lost = np.zeros(len(table.frame), dtype=bool)
-    found = _of_numbers(table, columns) | _of_texts(table, columns)
-    if columns.time is not None:
-        lost = found[columns.time] = unreadable_times(table, columns)
+    found = faults_of(table, columns)
+    lost = found.get(columns.time or "", np.zeros(len(table.frame), dtype=bool))
     bad = np.any([*found.values(), lost], axis=0)
     rows = np.flatnonzero(bad)
     for row in rows[:SHOWN].tolist():
-        name = next(name for name, wrong in found.items() if wrong[row])
-        value = table.frame[name].iloc[row]
-        held = "is empty" if value is None or value != value or value == "" else (
-            f"holds {said(value)}"
-        )  # fmt: skip
+        name, held = why_bad(table, found, row)
         aside.add(f"{table.name}, {table.at(row)}: {name!r} {held}")
     aside.count += max(0, len(rows) - SHOWN)
     return bad, lost
+
+
+def faults_of(table: TableRows, columns: Columns) -> dict[str, NDArray[np.bool_]]:
+    """Tell by column in which rows (n,) a cell holds what it cannot, or nothing and should."""
+    found = _of_numbers(table, columns) | _of_texts(table, columns)
+    if columns.time is not None:
+        found[columns.time] = unreadable_times(table, columns)
+    return found
+
+
+def why_bad(table: TableRows, faults: Mapping[str, NDArray[np.bool_]], row: int) -> tuple[str, str]:
+    """Return the first column that is at fault in a bad row, and what is wrong with its cell."""
+    name = next(name for name, wrong in faults.items() if wrong[row])
+    value = table.frame[name].iloc[row]
+    is_empty = value is None or value != value or value == ""
+    return name, "is empty" if is_empty else f"holds {said(value)}"
 
 
 def _of_numbers(table: TableRows, columns: Columns) -> dict[str, NDArray[np.bool_]]:

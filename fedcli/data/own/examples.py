@@ -37,19 +37,20 @@ def dataset_of(
     columns: Sequence[str] = (),
     levels: Sequence[bool] = (),
     whole_names: Sequence[str] = (),
+    may_lack_tests: bool = False,
 ) -> Dataset:
     """Make a data set; inputs are normalised per channel by the moments of the training part.
 
     Numbers of float64 are narrowed where nothing is lost.
 
-    ``whole_names`` are those of groups; then there may be no test example, as all of a further task
-    may be of groups for training.
+    ``whole_names`` are those of groups. A further task ``may_lack_tests``, as all that is new of it
+    may be for training.
 
     Raises:
         DataError: a part is empty, or its inputs differ in shape or type from the other's.
     """
     for part, examples in (("training", train), ("test", test)):
-        if not len(examples.y) and not (whole_names and examples is test):
+        if not len(examples.y) and not (may_lack_tests and examples is test):
             raise DataError(f"{name}: there is no {part} example")
     if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
         raise DataError(

@@ -80,7 +80,8 @@ def from_function(name: str, load: Callable[..., Any], source: Source) -> Datase
     if (train.groups is None) != (test.groups is None):
         raise DataError(f"{name}: only one of the two sets has groups; give them to both")
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
-    return dataset_of(name.rpartition("/")[2], train, test, names, variant, people)
+    return dataset_of(name.rpartition("/")[2], train, test, names, variant, people,
+                      may_lack_tests=source.earlier is not None)  # fmt: skip
 
 
 def _names_of_groups(sets: Sequence[Any], name: str) -> list[str]:

@@ -116,7 +116,8 @@ def _of_arrays(parts: dict[str, Any], columns: Columns, feature: str, source: So
             every = every.at(source.earlier.new(every.x))
         train, held = every.split(columns.test_share, source.data.test_seed, source.tasks)
     variant = f"{len(train.y)} train and {len(held.y)} test examples"
-    return dataset_of("huggingface", train, held, classes, variant, people)
+    return dataset_of("huggingface", train, held, classes, variant, people,
+                      may_lack_tests=source.earlier is not None)  # fmt: skip
 
 
 def _of_numbers(parts: dict[str, Any], columns: Columns, source: Source) -> Dataset:

@@ -113,7 +113,7 @@ def image_table(source: Source) -> Dataset:
     train, test = (_frames_of(part, x, places, how) for part in parts)
     variant = f"{len(train.y)} train and {len(test.y)} test examples"
     return dataset_of("directory", train, test, classes, variant, people if columns.client else (),
-                      whole_names=groups)  # fmt: skip
+                      whole_names=groups, may_lack_tests=earlier is not None)  # fmt: skip
 
 
 def _frames_of(files: Examples, x: Pixels, places: IntArray, how: ImageTransform) -> Examples:

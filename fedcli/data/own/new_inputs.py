@@ -19,7 +19,8 @@ from fedcli.data.archives import Archives, is_archive
 from fedcli.data.arrays import read_array
 from fedcli.data.folders import TABLE_ENDS, ending, files_below, note_left_out
 from fedcli.data.image_files import ENDS, OTHERS, is_image, read_image
-from fedcli.data.own.cells import check_columns, parsed, said
+from fedcli.data.own.bad_rows import faults_of, why_bad
+from fedcli.data.own.cells import check_columns, parsed
 from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
 from fedcli.data.own.table_files import (
     OTHER_TABLES,
@@ -218,20 +219,25 @@ def read_rows(
     through = table.frame[[*keep]]
     through = through.astype(object).where(through.notna(), None)
     kept = [[*map(_kept, cells)] for cells in through.to_numpy().tolist()]
-    table, columns, faults = _set_aside(table, columns, how.fill)
-    whole = rows_of(table, columns)[0]
-    _check_length(whole, columns, path)
-    rows = windowed(whole, columns, path)
+    bad, lost, faults = _set_aside(table, columns)
+    there = np.flatnonzero(~lost)
+    try:
+        whole = rows_of(table.kept(~lost), columns, bad=bad[~lost], is_new=True)[0]
+        _check_length(whole, columns, path)
+        rows = windowed(whole, columns, path)
+    except DataError:
+        if faults:
+            rows_of(table, columns, is_new=True)  # an error that names the first one says more
+        raise
+    rows = rows.at(np.argsort(there[rows.first], kind="stable"))  # as the file has them
     x = rows.x if how.fill is None else np.where(np.isnan(rows.x), np.array(how.fill), rows.x)
-    lines = table.numbers
-    places = zip(lines[rows.first].tolist(), lines[rows.last].tolist(), strict=True)
+    lines, first = table.numbers, there[rows.first]
+    places = zip(lines[first].tolist(), lines[there[rows.last]].tolist(), strict=True)
     if columns.window is None and columns.rate is None:
-        lost = {*range(len(table.frame))} - {*rows.first.tolist()}
-        faults = {row: faults.get(row, "left out") for row in sorted(lost)}
+        out = {*range(len(table.frame))} - {*first.tolist()}
+        faults = {row: faults.get(row, "left out") for row in sorted(out)}
     left = [(int(lines[row]), why, kept[row]) for row, why in sorted(faults.items())]
-    return NewInputs(
-        path, x, table.unit, list(places), [kept[row] for row in rows.first.tolist()], left
-    )
+    return NewInputs(path, x, table.unit, list(places), [kept[row] for row in first.tolist()], left)
 
 
 def _kept(cell: Any) -> str:
@@ -261,39 +267,31 @@ def given_rows(
 
 
 def _set_aside(
-    table: TableRows, columns: Columns, fill: Sequence[float] | None
-) -> tuple[TableRows, Columns, dict[int, str]]:
-    """Empty the cells that hold no number a model takes; return why, by row of the file.
+    table: TableRows, columns: Columns
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], dict[int, str]]:
+    """Tell which rows a model takes no number of, and whose time is unknown (n,); and why, by row.
 
-    Empty cells that have a mean of training get it, by the places of ``fill``. Where most cells of
-    a column are texts, no row is left, or empty cells are interpolated, nothing is set aside: an
-    error that names the first one says more.
+    Where most cells of a column are texts, or no row is left, nothing is set aside: an error that
+    names the first one says more.
     """
-    faults, means = dict[int, str](), dict(zip(columns.channels, fill or (), strict=False))
-    if columns.missing == "interpolate":
-        return table, columns, faults
-    frame = table.frame.copy()
-    for name in columns.features or ():
-        if name in (columns.categories or {}):
-            continue
-        if frame[name].dtype.kind in "mM":
-            return table, columns, {}
-        numbers, filled = parsed(table, name, columns)
-        if name in means:
-            numbers, filled = np.where(filled, numbers, means[name]), np.ones_like(filled)
-        with np.errstate(over="ignore"):
-            wrong = ~np.isfinite(numbers.astype(np.float32))
-        if 2 * (wrong & filled).sum() > len(wrong):
-            return table, columns, {}
-        for row in np.flatnonzero(wrong).tolist():
-            what = f"holds {said(frame[name].iloc[row])}" if filled[row] else "is empty"
-            faults.setdefault(row, f"{printable(name)} {what}")
-        frame[name] = np.where(wrong, np.nan, numbers)
-    if len(faults) in (0, len(frame)):
-        return table, columns, {}
-    # what stands for an empty cell in a file may be a number in the run's unit
-    columns = columns.model_copy(update={"missing": "drop", "missing_values": None})
-    return replace(table, frame=frame, recipe=table.recipe.of_texts()), columns, faults
+    strict = columns
+    if columns.missing == "drop":  # each such row is told of
+        strict = columns.model_copy(update={"missing": None})
+    found, none = faults_of(table, strict), np.zeros(len(table.frame), dtype=bool)
+    lost = found.get(columns.time or "", none)
+    bad = np.any([*found.values(), none], axis=0)
+    filled = {name: parsed(table, name, columns)[1] for name in columns.features or ()
+              if name in found}  # fmt: skip
+    of_texts = any(2 * (found[name] & filled[name]).sum() > len(none) for name in filled)
+    of_times = any(table.frame[name].dtype.kind in "mM" for name in found if name != columns.time)
+    if of_texts or of_times or bad.all():
+        return none, none, {}
+    why = dict[int, str]()
+    for row in np.flatnonzero(bad).tolist():
+        name, held = why_bad(table, found, row)
+        is_empty = name in filled and not filled[name][row]
+        why[row] = f"{printable(name)} {'is empty' if is_empty else held}"
+    return bad, lost, why
 
 
 def _marked(how: TableTransform, read: Callable[[Columns], list[TableRows]]) -> list[TableRows]:
@@ -325,8 +323,8 @@ def _check_length(rows: RecordingRows, columns: Columns, path: Path) -> None:
 def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:
     """Return the columns of a recording that nobody has labelled.
 
-    Label, part and group say nothing of a new row. Clients and sessions keep rows apart where the
-    file has them.
+    Label, part and group say nothing of a new row. Clients, sessions and times keep rows of one
+    recording together where the file has them, and a row that stands by itself needs none.
 
     Raises:
         DataError: there are no times, and rows are to be resampled.
@@ -336,12 +334,13 @@ def _unlabelled(columns: Columns, known: Sequence[str], path: Path) -> Columns:
             f"{path} has no column {columns.time!r}: the model was trained on {columns.rate:g} "
             "rows per second, and needs times"
         )
+    alone = columns.window is None and columns.rate is None and columns.missing != "interpolate"
     kept = {role: name for role in ("client", "session", "time")
-            if (name := getattr(columns, role)) in known}  # fmt: skip
+            if not alone and (name := getattr(columns, role)) in known}  # fmt: skip
     update: dict[str, Any] = {role: kept.get(role) for role in ROLES}
     update |= dict.fromkeys(("label_from", "client_from", *OF_TARGETS))
     if "time" not in kept:
-        update |= {"gap": None, "time_unit": None, "day_first": None}
+        update |= dict.fromkeys(("gap", "time_unit", "day_first", "date_formats"))
     return columns.model_copy(update=update)
 
 

@@ -99,11 +99,14 @@ def rows_of(
     columns: Columns,
     tasks: TasksBy | None = None,
     bad: NDArray[np.bool_] | None = None,
+    *,
+    is_new: bool = False,
 ) -> tuple[RecordingRows, Mended]:
     """Check a table's columns; return its rows in the order of their recordings, and what was done.
 
     ``tasks`` is what a task of a client is, as ``[data]`` says it. ``bad`` rows (n,) are left out,
-    and no window goes over such a place.
+    and no window goes over such a place. So are rows that ``is_new``, for a trained model, whose
+    empty cells nothing tells.
 
     Raises:
         DataError: a column is missing or holds something else; names the row.
@@ -121,7 +124,8 @@ def rows_of(
     pieces = gaps | rows.changes("client", "session", "part", "group", "task")
     if columns.missing == "interpolate":
         mended["filled"] = int(np.isnan(rows.x).sum())
-        rows = replace(rows, x=_interpolated(rows, pieces, table, columns))
+        rows = replace(rows, x=_interpolated(rows, pieces, table, columns, is_new=is_new))
+        kept &= ~np.isnan(rows.x).any(axis=1)
     begins = pieces | rows.changes("label") | ~kept
     begins[1:] |= ~kept[:-1]
     rows = rows.in_stretches(begins).at(kept)
@@ -234,12 +238,17 @@ def _gaps(rows: RecordingRows, columns: Columns) -> NDArray[np.bool_]:
 
 
 def _interpolated(
-    rows: RecordingRows, pieces: NDArray[np.bool_], table: TableRows, columns: Columns
+    rows: RecordingRows,
+    pieces: NDArray[np.bool_],
+    table: TableRows,
+    columns: Columns,
+    *,
+    is_new: bool,
 ) -> NDArray[np.float64]:
     """Return inputs (n, C) whose empty cells lie between their neighbours in the same piece.
 
     Raises:
-        DataError: a piece has a column without any number.
+        DataError: a piece has a column without any number, and its rows are none for a model.
     """
     pandas = importlib.import_module("pandas")
     index = rows.time if columns.time else np.arange(len(rows.x), dtype=np.float64)
@@ -251,7 +260,7 @@ def _interpolated(
         frame = pandas.DataFrame(x[mine], index=index[mine])
         x[mine] = frame.interpolate("index", limit_direction="both").to_numpy()
     left = np.argwhere(np.isnan(x))
-    if len(left):
+    if len(left) and not (is_new and len(np.unique(left[:, 0])) < len(x)):
         row, column = left[0]
         raise DataError(
             f"{table.where}: column {columns.channels[column]!r} is empty in "

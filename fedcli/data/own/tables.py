@@ -158,11 +158,12 @@ def made(
     groups = list[str]()
     if columns.group is not None:
         wholes, groups = coded(rows.group, None, f"{where}: column {columns.group!r}")
-    earlier = source.earlier
+    earlier, is_left = source.earlier, False
     if earlier is not None and earlier.fill is not None:
         rows = replace(rows, x=_filled_with(rows.x, earlier.fill, columns, where))
     if earlier is not None and columns.split is None:
         new = earlier.new(rows.x, wholes, groups)
+        is_left = bool(groups) or not new.all()
         rows, y, owners = rows.at(new), y[new], owners[new]
         wholes = None if wholes is None else wholes[new]
     tasks = tasks_of(rows.task, owners, people, source, wholes)
@@ -174,7 +175,7 @@ def made(
         reach = (columns.window or 1) + (columns.horizon or 0) + (source.data.test_gap or 0)
         near = near_tests(owners, rows.place, test, reach) if wholes is None else False
         train = ~test & ~np.asarray(near)
-    _check_parts(train, test, columns, len(classes), where, is_further=earlier is not None)
+    _check_parts(train, test, columns, len(classes), where, is_left=is_left)
     known = train if columns.split is not None else train & (tasks == 0)
     whose = " of first tasks, which missing = 'mean' looks at" if tasks.any() else ""
     x, fill = _filled(rows.x, known, columns, where, whose)
@@ -204,6 +205,7 @@ def made(
         name, parts[0], parts[1], classes, variant, people if has_clients else (),
         overlapping=columns.window is not None and (columns.hop or columns.window) < columns.window,
         columns=columns.channels, levels=columns.are_levels, whole_names=groups,
+        may_lack_tests=is_left,
     )  # fmt: skip
 
 
@@ -333,16 +335,16 @@ def _check_parts(
     classes: int,
     where: str,
     *,
-    is_further: bool,
+    is_left: bool,
 ) -> None:
     """Raise DataError unless both parts, as told of each example (n,), hold one; says why.
 
-    A further task whose groups are all put already may have no test example.
+    What ``is_left`` of a further task, or is of groups that are put already, may have no test
+    example.
     """
-    put = is_further and columns.group is not None and columns.split is None
-    if train.any() and (test.any() or put):
+    if train.any() and (test.any() or is_left):
         return
-    if put:
+    if is_left and columns.group is not None:
         raise DataError(
             f"{where} holds nothing new to train on: all {len(test)} new examples are of values of "
             f"column {columns.group!r} that are for testing in earlier tasks"
