@@ -25,14 +25,17 @@ NAME = "fedtide-group-{}.json"
 class FixedGroup:
     """The group of one client; used by the thread that trains. Processes may share the note."""
 
-    def __init__(self, path: Path, members: Collection[int] | None) -> None:
+    def __init__(self, path: Path, members: Collection[int] | None, *, keeps: bool = True) -> None:
         """Read nothing yet.
 
         Args:
             path: the note.
             members: who is in the group by the config of the run; None where the clients of its
                 sums may change: then the note of an earlier run holds, and none is made.
+            keeps: whether its clients keep private states.
         """
+        self.of_one_state = members is not None and keeps
+        """Whether all of a sum begin from the private state of one interaction."""
         self.path, self._members = path, None if members is None else sorted(members)
 
     def check(self, keys: Mapping[int, bytes]) -> None:

@@ -97,7 +97,8 @@ class SecureSums(ClientPart):
         if not experiment.fixes_groups:
             return FixedGroup(path, None) if place and not terms.changing else None
         groups = rules.group_of_each(experiment.schedule.clients)
-        return FixedGroup(path, next(group for group in groups if client in group))
+        members = next(group for group in groups if client in group)
+        return FixedGroup(path, members, keeps=self.client.set_up.stores)
 
     def leaves(self, half: Training, upload: Bundle) -> Bundle:
         """Return an upload under masks."""
@@ -180,7 +181,9 @@ class SecureClient:
     def _share(self, order: rpc.Order) -> rpc.SecureAnswer:
         """Draw the secrets of an attempt and share them among the peers."""
         asked = order.secure_sum
-        attempt = _attempt(order, terms_of(order, self._settings, own_tasks=self._own_tasks))
+        of_one = self._group is not None and self._group.of_one_state
+        terms = terms_of(order, self._settings, own_tasks=self._own_tasks, of_one_state=of_one)
+        attempt = _attempt(order, terms)
         self._check_peers(asked)
         signers = {} if self._peers is None else self._peers.signers(asked.peers)
         if self._group is not None:

@@ -26,8 +26,8 @@ from fedpb.signatures import PrivateKey, channel_statement, counted_statement, k
 from fedpb.v1 import coordinator_pb2 as rpc
 
 OTHER_TERMS = (
-    "its keys are signed for another cohort, payload or settings than this client was told of, or "
-    "were exchanged on the way"
+    "its keys are signed for another cohort, payload, state or settings than this client was told "
+    "of, or were exchanged on the way"
 )
 
 

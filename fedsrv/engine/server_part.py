@@ -128,6 +128,8 @@ class Kernel(Protocol):
 class Committing(Protocol):
     """What parts may ask of :class:`fedsrv.engine.commits.Commits`."""
 
+    last_trained: dict[int, Interaction]
+
     def settle(self) -> None:
         """Wait until the last interaction is committed."""
         ...

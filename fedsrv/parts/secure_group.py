@@ -66,14 +66,21 @@ class SecureGroup:
         payload: bytes,
         *,
         own_tasks: bool = False,
+        of_one_state: bool = False,
     ) -> Self:
-        """Return a new attempt; an order says the interaction, the round and the task."""
+        """Return a new attempt; an order says the interaction, the round and the task.
+
+        With ``of_one_state`` it also says from which private state all clients begin.
+        """
         number = os.urandom(ATTEMPT_BYTES)
         found = cls(Attempt(number, order.interaction), threshold, keys, numbers, payload)
         told = rpc.Order()
         told.CopyFrom(order)
         told.secure_sum.CopyFrom(found.to_share())
-        found.attempt = replace(found.attempt, terms=terms_of(told, settings, own_tasks=own_tasks))
+        found.attempt = replace(
+            found.attempt,
+            terms=terms_of(told, settings, own_tasks=own_tasks, of_one_state=of_one_state),
+        )
         return found
 
     # --- questions --------------------------------------------------------------------------------

@@ -233,15 +233,32 @@ class SecureRounds(Exchange):
         if self._fixed is not None:
             there = {*ctx.cohort} - self._spoiled.clients
             for group in self._fixed:
+                why = ""
                 if away := [client for client in group if client not in there]:
                     why = f"its fixed group lacks clients {', '.join(map(str, away))}"
+                elif anew := self._begun_anew(group):
+                    why = f"client {anew[0]} begins anew, and all of its fixed group begin as one"
+                if why:
                     found.failed |= dict.fromkeys(there.intersection(group), why)
+                    there -= {*group}
             return [group for group in self._fixed if there.issuperset(group)]
         out = self._unopened | self._spoiled.clients
         clients = [client for client in ctx.cohort if client not in out]
         seed = derive_seed(ctx.run.experiment.seed, "groups", ctx.interaction, "cohort")
         order = np.random.default_rng(seed).permutation(clients).tolist()
         return [sorted(order[place :: self.rules.groups]) for place in range(self.rules.groups)]
+
+    def _bases(self, clients: Iterable[int]) -> list[int]:
+        """Return the interactions whose private states some clients hold, descending."""
+        trained = self.parts.commits.last_trained
+        return sorted((trained.get(client, -1) for client in clients), reverse=True) or [-1]
+
+    def _begun_anew(self, group: Sequence[int]) -> list[int]:
+        """Return who of a fixed group does not begin from the private state of all others."""
+        if not self.parts.plan.is_stateful:
+            return []
+        newest = self._bases(group)[0]
+        return [client for client in group if self._bases([client])[0] != newest]
 
     def _advertised(self, ctx: ServerContext, clients: Sequence[int], found: SecureRound) -> None:
         """Ask for the channel keys that this process does not know."""
@@ -286,11 +303,13 @@ class SecureRounds(Exchange):
         )  # fmt: skip
         experiment = self.parts.experiment  # an open run may have changed some of it
         settings, own_tasks = settings_digest(experiment), experiment.schedule.own_tasks
+        of_one_state = self._fixed is not None and plan.is_stateful
         for clients in members:
+            order.base = self._bases(clients)[0]
             keys = {c: self._keys[c] for c in clients if c in self._keys}
             threshold = self.rules.needed(len(keys))
             facts = order, settings, threshold, keys, numbers, payload
-            group = SecureGroup.begun(*facts, own_tasks=own_tasks)
+            group = SecureGroup.begun(*facts, own_tasks=own_tasks, of_one_state=of_one_state)
             found.groups.append(group)
             if len(keys) < (least := self._least(clients, MIN_GROUP)):
                 found.leave_out(group, len(keys), least, clients)
@@ -489,13 +508,18 @@ class SecureRounds(Exchange):
         gone = {client for client in aside if not takes_part(client, at.step.interaction, aside)}
         if self._fixed is not None:
             left = [group for group in self._fixed if (out | gone).isdisjoint(group)]
-            enough = bool(left)
+            enough = any(not self._begun_anew(group) for group in left)
         else:
             known = {*range(self.parts.experiment.schedule.clients)}
             enough = not out or len(known - out - gone) >= MIN_GROUP
         if not enough:
             what = "the secure sums of all groups keep coming to nothing"
-            if self._fixed is not None and gone:
+            if self._fixed is not None and (anew := [*map(self._begun_anew, left)]):
+                what = (
+                    f"client {anew[0][0]} begins anew, and all of a fixed group begin from private "
+                    "states of one interaction"
+                )
+            elif self._fixed is not None and gone:
                 names = clients_text([*map(str, sorted(gone))])
                 what = (
                     f"each fixed group keeps coming to nothing, or lacks who takes no part any "

@@ -10,12 +10,16 @@ from fedpb.signatures import statement
 from fedpb.v1 import coordinator_pb2 as rpc
 
 
-def terms_of(order: rpc.Order, settings: bytes, *, own_tasks: bool = False) -> bytes:
+def terms_of(
+    order: rpc.Order, settings: bytes, *, own_tasks: bool = False, of_one_state: bool = False
+) -> bytes:
     """Return the digest of an attempt's terms, 32 bytes, by an order to share secrets.
 
     They are who takes part with which keys, the threshold, how numbers become integers, the
     payload, the round and task that everybody trains, the settings of the run, and how its
     classes have changed. With ``own_tasks`` clients are on tasks of their own, which are no terms.
+    With ``of_one_state`` the interaction whose private states clients begin from is one: a fixed
+    group counts as a whole or not at all.
     """
     asked, task = order.secure_sum, 0 if own_tasks else order.task
     numbers = (
@@ -24,7 +28,7 @@ def terms_of(order: rpc.Order, settings: bytes, *, own_tasks: bool = False) -> b
     said = statement(
         "terms", settings, asked.attempt, asked.payload, struct.pack(">qqqIId", *numbers),
         *(struct.pack(">Q", peer.client) + peer.channel_key for peer in asked.peers),
-        *_classes_of(order),
+        *_classes_of(order), *([struct.pack(">q", order.base)] if of_one_state else []),
     )  # fmt: skip
     return hashlib.sha256(said).digest()
 

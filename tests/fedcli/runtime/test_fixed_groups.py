@@ -172,8 +172,21 @@ def test_all_clients_sign_for_the_same_classes(facts, world):
         said = world.ask(client, rpc.ORDER_KIND_SHARE, asked, **more)
         world.group.shared[client] = said
     order = world.order(rpc.ORDER_KIND_TRAIN, world.group.to_train(7))
-    with refused("client 2: its keys are signed for another cohort, payload or settings"):
+    with refused("client 2: its keys are signed for another cohort, payload, state or settings"):
         world.clients[7].masked(order, of(7), GIVEN, world.form)
+
+
+def test_all_clients_of_a_fixed_group_begin_from_one_private_state(world):
+    """Two sums of which one client begins from another state tell what its upload changed by."""
+    for client in IDS:
+        more = {"base": 3 if client != 7 else 2}
+        said = world.ask(client, rpc.ORDER_KIND_SHARE, world.group.to_share(), **more)
+        world.group.shared[client] = said
+    for client, peer in ((2, 7), (7, 2)):
+        order = world.order(rpc.ORDER_KIND_TRAIN, world.group.to_train(client))
+        order.base = 3 if client != 7 else 2
+        with refused(f"client {peer}: its keys are signed for another cohort, payload, state"):
+            world.clients[client].masked(order, of(client), GIVEN, world.form)
 
 
 # --- drop-outs ------------------------------------------------------------------------------------
@@ -313,11 +326,14 @@ def test_a_client_knows_its_group_by_the_config(tmp_path):
 
     experiment = tiny_experiment(schedule={"clients": 7}, privacy={"secure_sum": {"groups": 2}})
     states = SimpleNamespace(path=tmp_path / "states" / "3")
-    client: Any = SimpleNamespace(client=3, experiment=experiment, states=states)
+    client: Any = SimpleNamespace(
+        client=3, experiment=experiment, states=states, set_up=SimpleNamespace(stores=False)
+    )
     part = SecureSums.__new__(SecureSums)
     part.client, part._terms = client, SumTerms(notes=tmp_path)
     rules = experiment.privacy.secure_sum
     found = part._group(3, rules)
+    assert not found.of_one_state, "there is no state"
     assert (found.path, found._members) == (tmp_path / "fedtide-group-3.json", [1, 3, 5])
     trusting = rules.model_copy(update={"trust": "coordinator"})
     assert part._group(3, trusting).path.parent == states.path

@@ -164,7 +164,7 @@ def test_a_trusted_coordinator_reads_an_upload_by_exchanging_mask_keys(tmp_path)
 def test_mask_keys_that_are_exchanged_are_refused(world):
     world.share()
     with refused(
-        "client 3: its keys are signed for another cohort, payload or settings .* or were"
+        "client 3: its keys are signed for another cohort, payload, state or settings .* or were"
     ):
         world.mask(2, upload(), exchanging(world, Secrets.fresh()))
     assert "masked" not in world.clients[2]._held(world.order(0, None)), "nothing was sent"
@@ -285,7 +285,7 @@ def test_clients_that_are_told_different_things_find_out(what, world):
     if what == "cohorts":
         said.shares.add().CopyFrom(said.shares[0])
     world.group.shared = dict(sorted([*world.group.shared.items(), (3, said)]))
-    with refused("client 3: its keys are signed for another cohort, payload or settings"):
+    with refused("client 3: its keys are signed for another cohort, payload, state or settings"):
         world.mask(2, upload())
 
 

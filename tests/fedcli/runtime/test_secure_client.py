@@ -68,7 +68,10 @@ class World:
         keys = {c: self.clients[c].answer(advertise) for c in over or self.clients}
         order, payload = self.order(0, None, interaction), payload_digest(given)
         threshold = self.rules.needed(len(keys))
-        return SecureGroup.begun(order, SETTINGS, threshold, keys, self.numbers, payload)
+        group = self.clients[min(keys)]._group
+        of_one = group is not None and group.of_one_state
+        facts = order, SETTINGS, threshold, keys, self.numbers, payload
+        return SecureGroup.begun(*facts, of_one_state=of_one)
 
     def order(self, kind, asked, interaction=4, committed=3, **more):
         facts = {"interaction": interaction, "committed": committed, "round": 2, "task": 1}

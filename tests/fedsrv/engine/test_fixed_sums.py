@@ -18,6 +18,7 @@ from fedcli.parts.secure_client import SecureSums
 from fedmodels.errors import RunFailed
 from fedmodels.training.secure_upload import SecureUpload
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.engine.commits import Commits
 from fedsrv.events import EventLog
 from fedsrv.parts.secure_failures import IN_A_ROW, SpoiledSums
 from fedsrv.parts.secure_rounds import hidden_line
@@ -107,6 +108,34 @@ def test_a_client_that_is_set_aside_ends_its_group_and_the_others_go_on(data, tm
     line = r"each fixed group .* lacks who takes no part any more .client 2."
     with pytest.raises(RunFailed, match=line):
         alone.run(without=(2,))
+
+
+@pytest.mark.parametrize(
+    ("method", "groups", "counts"),
+    [("scaffold", 2, [ODD]), ("fedavg", 2, [[*range(6)]]), ("scaffold", 1, [])],
+)
+def test_a_client_that_begins_anew_is_in_no_fixed_group(
+    method, groups, counts, data, tmp_path, monkeypatch, lines
+):
+    """Its upload would change and the others' would not, so the difference would be its own."""
+    add = Commits.add
+
+    def forgets(commits, *given, **more):
+        add(commits, *given, **more)
+        commits.last_trained = {c: n for c, n in commits.last_trained.items() if c != 4}
+
+    monkeypatch.setattr(Commits, "add", forgets)
+    made = tiny_experiment(**{**six(groups=groups).to_dict(), "method": method})
+    why = "client 4 begins anew, and all of"
+    run_in_process(made, data, tmp_path / "run")
+    first, *others = records_of(tmp_path / "run")
+    assert [one["cohort"] for one in (first, *others)] == [[*range(6)], *counts]
+    if not others:  # no group is left, and the run ends with the model of the first round
+        assert any(why in line for line in lines)
+        return
+    (second,) = others
+    left = {int(c) for c, line in second.get("failed", {}).items() if line.startswith(why)}
+    assert left == {*range(6)} - {*second["cohort"]}
 
 
 def test_a_group_that_keeps_coming_to_nothing_takes_no_further_part(data, tmp_path, lines):
