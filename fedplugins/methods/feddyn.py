@@ -33,7 +33,7 @@ from fedmodels.training.stepped import Batch, Output
 
 GRADIENT = "gradient"
 Pulls = tuple[list[Tensor], list[Tensor]]
-"""The broadcast theta^{t-1} and the kept grad L_k(theta_k^{t-1}), by parameter."""
+"""The broadcast theta^{t-1} and -grad L_k(theta_k^{t-1}) of the kept one, by parameter."""
 
 
 @register("feddyn")
@@ -81,11 +81,11 @@ class FedDyn(FedAvg):
     def prepare(self, ctx: ClientContext, payload: Bundle, state: Bundle) -> Pulls:
         live, kept = ctx.net.parameters_by_key(), part_of(state.weights, GRADIENT)
         start = [w.detach().clone() for w in live.values()]
-        return start, [kept[key].to(ctx.device) for key in live]
+        return start, [-kept[key].to(ctx.device) for key in live]
 
     def loss(self, ctx: ClientContext, batch: Batch, out: Output, refs: Pulls) -> Tensor:
         live, (start, kept) = [*ctx.net.parameters_by_key().values()], refs
-        linear = tilt(live, [-gradient for gradient in kept])  # 0; its gradient is -grad L_k
+        linear = tilt(live, kept)  # 0; its gradient is -grad L_k
         proximal = squared_distance(live, start)
         return super().loss(ctx, batch, out, refs) + linear + self.alpha / 2 * proximal  # eq. 1
 
@@ -93,7 +93,7 @@ class FedDyn(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Pulls) -> Bundle:
         live = ctx.net.parameters_by_key().items()
         moved = {
-            key: (gradient - self.alpha * (w - begun)).cpu()
-            for (key, w), begun, gradient in zip(live, *refs, strict=True)
+            key: -(negative + self.alpha * (w - begun)).cpu()
+            for (key, w), begun, negative in zip(live, *refs, strict=True)
         }
         return Bundle({**state.weights, **under(GRADIENT, moved)})

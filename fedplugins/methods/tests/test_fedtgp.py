@@ -1,6 +1,9 @@
+import numpy as np
 import pytest
 import torch
+from torch.nn.functional import cross_entropy, one_hot
 
+from fedmodels.methods.fedtgp import Steps, TrainablePrototypes
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import as_uploads, init_server, reduce
@@ -79,6 +82,40 @@ def test_one_client_raises_the_margin_to_twice_that_of_the_others():
         found = method.aggregate(ServerContext(run, START, tuple(range(10))), state, uploads)
         means = found.own.prototypes["class"].vectors
         assert method._delta(run, means, uploads) == pytest.approx(margin)
+
+
+@pytest.mark.parametrize("delta", [0.0, 3.0])
+def test_steps_in_closed_form_are_those_of_autograd(delta):
+    """Steps of several sizes, with a class that no client has sent."""
+    draw = torch.Generator().manual_seed(0)
+    tgp, y = TrainablePrototypes(5, 7).double(), torch.arange(12) % 4
+    p = torch.randn(12, 7, generator=draw, dtype=torch.float64)
+    steps = Steps(tgp, p, y, delta, lr=0.3)
+    for rows in torch.randperm(118, generator=draw).remainder(12).split(5):
+        apart = (p[rows][:, None] - tgp()).square().sum(2).sqrt()
+        loss = cross_entropy(-apart - delta * one_hot(y[rows], 5), y[rows])
+        slopes = torch.autograd.grad(loss, [*tgp.parameters()])
+        for weight, slope in zip(tgp.parameters(), slopes, strict=True):
+            weight.data -= 0.3 * slope
+        share = steps.step(rows.numpy())
+        assert -np.log(share).mean() == pytest.approx(loss.detach().item(), rel=1e-6)
+    for name, tensor in steps.weights().items():
+        torch.testing.assert_close(tensor, tgp.state_dict()[name], rtol=1e-6, atol=1e-9)
+
+
+def test_where_a_prototype_is_the_clients_the_distance_has_no_slope():
+    """Of the step by hand, with 1 in place of 1.5: class 0's distance is 0, and class 1's is 2.
+
+    The chance of class 0 is sigmoid(2 - 1/2) = .817574. Class 1's prototype alone is pushed away:
+    its gradient is -.182426, so the weights of F move by .1 .182426 3 = .0547277, and biases by
+    .0182426.
+    """
+    method, run = world(margin=0.5)
+    found = after(method, run, identity(method, run, [[1.0], [3.0]]), c0=sent((0, [1.0])))
+    own = found.own.weights
+    assert own["tgp/vectors.weight"].flatten().tolist() == pytest.approx([1.0, 3.0182426])
+    assert own["tgp/outer.weight"].item() == pytest.approx(1.0547277)
+    assert own["tgp/outer.bias"].item() == pytest.approx(0.0182426, abs=1e-6)
 
 
 def test_without_a_margin_it_is_the_plain_contrastive_loss():
