@@ -11,10 +11,11 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,7 +28,7 @@ from fedmodels.files import read_regular, write_atomically
 from fedmodels.printable import without_passwords
 from fedmodels.times import CLOSE_S
 from fedplugins.trackers.table import tracking_of
-from fedsrv.events import Ending, EventLog
+from fedsrv.events import Ending, Event, EventLog
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_record import leaves_of, numbers, read_run, table
 from fedsrv.trained_models import global_model
@@ -46,6 +47,10 @@ TRACKED = "tracked.json"
 """The file of a run with the last interaction of each tracker."""
 MAX_LETTERS = 300
 """Length of a tracker's error in our lines, at most."""
+AGAIN_S = 5.0, 60.0
+"""How long a tracker that cannot begin is left alone, first and at most; it doubles each time."""
+MLFLOW_LETTERS, MLFLOW_PARAMS = 250, 100
+"""Length of a name that MLflow takes, and parameters that it takes in one call."""
 
 
 SECRETS = ("MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "WANDB_API_KEY")
@@ -57,8 +62,8 @@ Results = Callable[[], Sequence[Path]]
 class Tracker(Protocol):
     """Takes the metrics of one run; a run that is resumed goes on where it was."""
 
-    def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics after an interaction."""
+    def log(self, interaction: int, metrics: Mapping[str, float], at: float) -> None:
+        """Take the metrics after an interaction, known since a time in seconds of Unix."""
         ...
 
     def close(self, results: Results | None) -> None:
@@ -73,10 +78,10 @@ class TensorBoard:
         tensorboard = importlib.import_module("torch.utils.tensorboard")
         self._writer: Any = tensorboard.SummaryWriter(str(out / "tensorboard"))
 
-    def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
+    def log(self, interaction: int, metrics: Mapping[str, float], at: float) -> None:
         """Take the metrics after an interaction."""
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, interaction)
+            self._writer.add_scalar(name, value, interaction, at)
 
     def close(self, results: Results | None) -> None:
         """Write what is left."""
@@ -102,20 +107,36 @@ class MLflow:
             self._run: str = before[0].info.run_id
             self._client.update_run(self._run, status="RUNNING")
             told = before[0].data.params
-            for name in [name for name in settings if told.get(name) != settings[name]]:
-                self._client.set_tag(self._run, name, settings[name])  # parameters never change
+            names = mlflow_names(settings)
+            for name in [name for name in settings if told.get(names[name]) != settings[name]]:
+                self._client.set_tag(self._run, names[name], settings[name])  # parameters stay
         else:
             made = self._client.create_run(
                 within, tags={TAG: run_id}, run_name=tracking_of(experiment).name or out.name
             )
             self._run = made.info.run_id
-            for name, value in settings.items():
-                self._client.log_param(self._run, name, value)
+            self._tell_settings(settings)
 
-    def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics after an interaction."""
-        now, kind = int(time.time() * 1000), importlib.import_module("mlflow.entities").Metric
-        values = [kind(name, value, now, interaction) for name, value in metrics.items()]
+    def _tell_settings(self, settings: Mapping[str, str]) -> None:
+        """Log parameters in few calls; a tag keeps the name of those that get another."""
+        entities = importlib.import_module("mlflow.entities")
+        names = mlflow_names(settings)
+        params = [entities.Param(names[name], value) for name, value in settings.items()]
+        other = {new: name for name, new in names.items() if new != name}
+        tags = [entities.RunTag(f"{TAG}.{new}"[:MLFLOW_LETTERS], n) for new, n in other.items()]
+        for first in range(0, max(len(params), len(tags)), MLFLOW_PARAMS):
+            rows = slice(first, first + MLFLOW_PARAMS)
+            self._client.log_batch(self._run, params=params[rows], tags=tags[rows])
+        if other:
+            shown = ", ".join(f"{name!r} as {new!r}" for new, name in [*other.items()][:3])
+            more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+            log.info("mlflow takes no such names and gets %s%s", shown, more)
+
+    def log(self, interaction: int, metrics: Mapping[str, float], at: float) -> None:
+        """Take the metrics after an interaction; equal ones that it was sent before are one."""
+        when, kind = int(at * 1000), importlib.import_module("mlflow.entities").Metric
+        names = mlflow_names(metrics)
+        values = [kind(names[name], value, when, interaction) for name, value in metrics.items()]
         for first in range(0, len(values), MAX_BATCH):  # one call each
             self._client.log_batch(self._run, metrics=values[first : first + MAX_BATCH])
 
@@ -128,6 +149,24 @@ class MLflow:
 
                 log_model(self._client, self._uri, self._run, file, self._model)
         self._client.set_terminated(self._run, "KILLED" if results is None else "FINISHED")
+
+
+def mlflow_names(names: Iterable[str]) -> dict[str, str]:
+    """Return the name that MLflow takes for each of ours: most are their own.
+
+    It takes letters, digits and ``_ - . : /`` and spaces, in a path without empty parts or ``..``.
+    """
+    found = dict[str, str]()
+    for name in names:
+        parts = re.sub(r"[^\w\-. :/]", "_", name).split("/")
+        new = "/".join(part if part.strip(".") else f"_{part}" for part in parts)[:MLFLOW_LETTERS]
+        number = 1
+        while new in found.values():
+            number += 1
+            end = f"_{number}"
+            new = new[: MLFLOW_LETTERS - len(end)] + end
+        found[name] = new
+    return found
 
 
 class WandB:
@@ -144,8 +183,8 @@ class WandB:
         )
         self._run.config.update(dict(leaves_of(experiment.to_dict())), allow_val_change=True)
 
-    def log(self, interaction: int, metrics: Mapping[str, float]) -> None:
-        """Take the metrics after an interaction."""
+    def log(self, interaction: int, metrics: Mapping[str, float], at: float) -> None:
+        """Take the metrics after an interaction; W&B has times of its own."""
         self._run.log(dict(metrics), step=interaction)
 
     def close(self, results: Results | None) -> None:
@@ -189,25 +228,37 @@ def _missing(name: str) -> str:
 def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> Ending:
     """Hand every score to the trackers of the config, each in a thread; return what ends that.
 
-    A tracker that fails later is named in the log and told nothing more; the run goes on. So is one
-    that does not close in time.
-
-    Raises:
-        ConfigError: one of them is not installed, or cannot begin.
+    A tracker that does not answer, cannot begin, fails or does not close in time is named in the
+    log; the run goes on.
     """
+    times, ended = dict[int, float](), threading.Event()
     sinks = [
-        Sink(name, _begun(name, experiment, out, run_id), out, tracking_of(experiment).clients)
+        Sink(
+            name,
+            partial(_begun, name, experiment, out, run_id),
+            out,
+            times,
+            tracking_of(experiment).clients,
+        )
         for name in wanted(experiment)
     ]
     threads = [
-        threading.Thread(target=sink.follow, args=(events,), name=sink.name, daemon=True)
+        threading.Thread(target=sink.follow, args=(events, ended), name=sink.name, daemon=True)
         for sink in sinks
     ]
+
+    def note(event: Event) -> None:
+        """Remember when scores were known; a dict takes one item at a time from any thread."""
+        if event.kind == "scores":
+            times[event.interaction] = event.unix_time
+
+    end_noting = events.follow(note, "times of scores")
     for thread in threads:
         thread.start()
 
     def end() -> None:
-        events.close()
+        ended.set()
+        end_noting()
         until = time.monotonic() + CLOSE_S
         for sink, thread in zip(sinks, threads, strict=True):
             thread.join(max(0.0, until - time.monotonic()))
@@ -232,8 +283,12 @@ def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -
     """
     said, failed = [], []
     for name in names:
-        tracker = _begun(name, experiment, out, run_id)
-        sink = Sink(name, tracker, out, tracking_of(experiment).clients)
+        begin, clients = (
+            partial(_begun, name, experiment, out, run_id),
+            tracking_of(experiment).clients,
+        )
+        sink = Sink(name, begin, out, {}, clients)
+        sink.begin()
         try:
             sink.catch_up()
             sink.close(read_run(out).is_finished)
@@ -248,12 +303,28 @@ def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -
 class Sink:
     """A tracker, and the place in the run up to which it has the metrics."""
 
-    def __init__(self, name: str, tracker: Tracker, out: Path, of_clients: bool = False) -> None:
-        """Begin behind the last interaction that the tracker was sent and that the run still has.
+    _tracker: Tracker
+
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[], Tracker],
+        out: Path,
+        times: Mapping[int, float],
+        of_clients: bool = False,
+    ) -> None:
+        """Stand behind the last interaction that the tracker was sent and that the run still has.
 
         An exclusion takes interactions back.
+
+        Args:
+            name: the tracker's.
+            begin: makes it; may take long, and fail.
+            out: the run.
+            times: when the scores of an interaction were known; others count as known now.
+            of_clients: whether it is told of each client, too.
         """
-        self.name, self._tracker, self._out = name, tracker, out
+        self.name, self._begin, self._out, self._times = name, begin, out, times
         self._of_clients = of_clients and name in OF_CLIENTS
         kept = [interaction for interaction, _ in _scored(out)]
         self._last = min(_tracked(out).get(name, -1), max(kept, default=-1))
@@ -264,9 +335,32 @@ class Sink:
         """How far the metrics go that the tracker has."""
         return "of no interaction" if self._last < 0 else f"up to interaction {self._last + 1}"
 
-    def follow(self, events: EventLog) -> None:
-        """Tell the tracker everything, until the run ends or the tracker fails."""
+    def begin(self) -> None:
+        """Make the tracker."""
+        self._tracker = self._begin()
+
+    def _begins(self, ended: threading.Event) -> bool:
+        """Begin, again and again if need be, until the run ends; tell whether that was possible."""
+        wait, most = AGAIN_S
+        while True:
+            is_last = ended.is_set()
+            try:
+                self.begin()
+                return True
+            except ConfigError as error:
+                if is_last:
+                    log.warning("%s; the run ends without it: %s", error, self.later)
+                    return False
+                if wait == AGAIN_S[0]:
+                    log.warning("%s; the run goes on, and it is tried again", error)
+            ended.wait(wait)
+            wait = min(2 * wait, most)
+
+    def follow(self, events: EventLog, ended: threading.Event) -> None:
+        """Begin and tell the tracker everything, until the run ends or the tracker fails."""
         finished = False
+        if not self._begins(ended):
+            return
         try:
             self.catch_up()
             for event in events.listen(from_start=True):
@@ -302,7 +396,7 @@ class Sink:
         last = min(_tracked(self._out).get(key, -1), max((at for at, _ in rows), default=-1))
         for interaction, found in rows:
             if interaction > last:
-                self._tracker.log(interaction, found)
+                self._tracker.log(interaction, found, self._time_of(interaction))
                 last = interaction
         self._note(key, last)
 
@@ -316,9 +410,12 @@ class Sink:
         """Send the metrics after an interaction, unless the tracker has them."""
         if interaction <= self._last:
             return
-        self._tracker.log(interaction, metrics)
+        self._tracker.log(interaction, metrics, self._time_of(interaction))
         self._last = interaction
         self._note(self.name, interaction)
+
+    def _time_of(self, interaction: int) -> float:
+        return self._times.get(interaction, time.time())
 
 
 _writing = threading.Lock()
