@@ -3,12 +3,12 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy, one_hot
 
-from fedmodels.methods.fedtgp import Steps, TrainablePrototypes
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.training.contexts import START, ServerContext
 from fedmodels.training.hooks import as_uploads, init_server, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
+from fedplugins.methods.fedtgp import Steps, TrainablePrototypes
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment
 
 
