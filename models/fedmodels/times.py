@@ -55,198 +55,195 @@ def transfer_s(num_bytes: float) -> float:
 # --- what others get ------------------------------------------------------------------------------
 
 KEEPALIVE_MS = round(20_000 * PATIENCE)
-"""A silent link is pinged, a client's or a relay's."""
+"""A client or relay pings a silent connection."""
 KEEPALIVE_TIMEOUT_MS = round(10_000 * PATIENCE)
-"""A ping without answer ends the link; who pinged connects again."""
+"""An unanswered ping closes the connection, and the caller reconnects."""
 CERTIFICATE_SHOWN_S = 5.0 * PATIENCE
-"""With `--tls-crl` or `--up-crl`: the server shows its certificate within it, or gRPC judges it
-alone."""
+"""With `--tls-crl` or `--up-crl`: the check of the server's certificate gives up and leaves it to
+gRPC."""
 HEAD_S = 15 * PATIENCE
-"""A connection to `serve-model` or to a page ends that has brought no whole request line with
-headers."""
+"""`serve-model` or a page closes a connection without a complete request line and headers."""
 SLOW_READER_S = 90.0 * PATIENCE
-"""A connection ends whose request came so long ago and is not answered, or its answer not taken."""
+"""A connection is closed whose request is still unanswered, or its answer unread."""
 LEDGER_WAIT_S = 60.0 * PATIENCE
-"""A process that writes a privacy ledger waits for another one that does."""
+"""A process stops waiting for another one that writes the privacy ledger."""
 RUN_LEAVING_S = 30.0 * PATIENCE
 """A queue, or a site that stays, ends the process of a run that has not ended after SIGTERM."""
 LAST_SPANS_S = 10.0 * PATIENCE
-"""A process that ends waits no longer for a collector of traces."""
+"""An ending process stops waiting for a collector of traces."""
 DOCTOR_S = 5 * PATIENCE
 """`doctor --server` gives up on an address that does not answer."""
 DRAIN_S = 20.0 * PATIENCE
-"""An interaction under way is abandoned after SIGTERM."""
+"""The current interaction is abandoned after SIGTERM."""
 LAST_WORDS_S = 5.0 * PATIENCE
-"""What is left to say at the end is dropped."""
+"""Messages still unsent at the end are dropped."""
 LOOKING_S = 60.0 * PATIENCE
-"""A launch ends unless CUDA has said which GPUs there are."""
+"""A launch fails if CUDA has not listed the GPUs."""
 CLIENTS_LEAVING_S = 10.0 * PATIENCE
-"""`launch` ends clients that are still there."""
+"""`launch` ends clients that are still running."""
 REACHED_S = 5.0 * PATIENCE
-"""Nothing answers at a Ray cluster's address."""
+"""A Ray cluster's address counts as unreachable."""
 CONNECTED_S = 60.0 * PATIENCE
-"""What answers there does not answer as Ray does."""
+"""What answers there counts as no Ray cluster."""
 RAY_LEAVING_S = 10.0 * PATIENCE
-"""`launch` waits no longer for Ray to end what runs."""
+"""`launch` stops waiting for Ray to end its tasks."""
 LEFT_OUT_S = 15.0 * PATIENCE
-"""A client that its relay left out of its sum has failed, and the relay is named; the time of its
-upload is added, once to the relay and once from there."""
+"""A client that its relay omitted from the sum fails, and the relay is named; plus the time of its
+upload, once to the relay and once from there."""
 SUM_S = 90.0 * PATIENCE
-"""Clients fail whose relay brings no sum once all have answered; the time of the sum is added."""
+"""Clients fail whose relay brings no sum although all have answered; plus the time of the sum."""
 QUIET_S = 15.0 * PATIENCE
-"""A relay asks again for orders of which only some have come; the time of one message is added."""
+"""A relay requests orders again of which only some have arrived; plus the time of one message."""
 CHECK_S = 1.0 * PATIENCE
-"""A relay that starts says that the coordinator is away."""
+"""A starting relay reports that the coordinator is away."""
 JOIN_S = 60.0 * PATIENCE
-"""A relay tells a client that joins that the coordinator is away."""
+"""A relay tells a joining client that the coordinator is away."""
 BEAT_S = 5.0 * PATIENCE
 """A relay tells a client that beats that the coordinator is away."""
 LEAVE_S = 2.0 * PATIENCE
-"""A client that leaves waits no longer for the answer, and a relay passes it on no longer."""
+"""A leaving client stops waiting for the answer, and a relay stops forwarding it."""
 SLURM_ANSWER_S = 60.0 * PATIENCE
-"""A command of Slurm fails."""
+"""A Slurm command fails."""
 CLOSE_S = 60.0 * PATIENCE
-"""A run ends without a tracker that does not close."""
+"""A run ends without waiting further for a tracker."""
 FIRST_MESSAGE_S = 30.0 * PATIENCE
-"""A call that has said nothing ends."""
+"""A call without a first message ends."""
 FIRST_UPLOAD_S = 300.0 * PATIENCE
-"""A `Push` or `PushSeveral` that has brought no message ends."""
+"""A `Push` or `PushSeveral` without a first message ends."""
 REPLACED_S = 5.0 * PATIENCE
-"""A call whose place another one takes must have ended."""
+"""A call must have ended that another one replaces."""
 PUSH_S = 60.0 * PATIENCE
-"""An upload, or a relay's sum, has this time, and that of its size."""
+"""An upload or a relay's sum fails; plus the time for its size."""
 FAILED_S = 5.0 * PATIENCE
-"""Clients have left a run that failed."""
+"""Clients must have left a failed run."""
 LEASE_S = 15.0 * PATIENCE
-"""A client that neither waits nor was heard of counts as gone; at the end of a run, and where it is
-resumed, clients are waited for as long."""
+"""A client that neither waits nor was heard of counts as disconnected; clients are awaited as long
+at the end of a run and when it resumes."""
 KEEPALIVE_S = 15.0 * PATIENCE
-"""A silent link is pinged by the coordinator or relay."""
+"""The coordinator or relay pings a silent connection."""
 ANSWERED_S = 10.0 * PATIENCE
-"""Such a ping without answer ends the link."""
+"""Such an unanswered ping closes the connection."""
 CONNECT_S = 10.0 * PATIENCE
 """`status` and `watch` give up on a silent coordinator."""
 HEALTH_S = 5.0 * PATIENCE
 """`health` gives up on a silent coordinator."""
 REFUSED_S = 1.0 * PATIENCE
-"""`status` and `watch` give up on a port that refuses."""
+"""`status` and `watch` give up on a port that refuses connections."""
 QUERY_S = 600 * PATIENCE
-"""A query `*.sql` that takes longer is stopped."""
+"""A query (`*.sql`) is stopped."""
 DOWNLOAD_S = 20.0 * PATIENCE
-"""A download of a data set without a byte fails."""
+"""A download without data fails."""
 ENROL_S = 20.0 * PATIENCE
-"""`enrol` gives up on a silent authority."""
+"""`enrol` gives up on a silent CA."""
 LOCK_S = 30.0 * PATIENCE
-"""A change of a client's live model waits no longer for that of another process."""
+"""A change of a client's live model stops waiting for that of another process."""
 PATIENCE_S = 600.0 * PATIENCE
-"""A client whose order still fails for want of room ends, as one that died."""
+"""A client whose order still fails for lack of space exits."""
 BODY_S = 15.0 * PATIENCE
-"""A request whose body has not come gets 408."""
+"""A request without its body gets 408."""
 ANSWER_S = 30.0 * PATIENCE
 """A request without an answer gets 503."""
 LAST_ANSWERS_S = 10 * PATIENCE
-"""`serve-model` that was stopped waits no longer for answers under way."""
+"""A stopped `serve-model` stops waiting for running requests."""
 
 # --- how often something is looked at or told, and limits of the machine itself -------------------
 
 OPEN_DEADLINE_S = 3600.0
-"""An open run that does not give `min_clients` goes on with the clients that have answered."""
+"""An open run without `min_clients` continues with the clients that have answered."""
 SLACK_S = 2
-"""`serve-model` that was stopped ends so long after its last answers, whatever its threads do."""
+"""A stopped `serve-model` exits after its last answers, whatever its threads do."""
 WANTED_LOOK_S = 1.0
-"""A queue looks whether the run that it serves was withdrawn."""
+"""A queue checks whether its run was withdrawn."""
 LONG_S = 600.0
-"""Work that will take longer is told beforehand."""
+"""Work expected to take longer is announced."""
 FRESH_S = 1.0
-"""The live page reads records again at the earliest."""
+"""The live page rereads records at the earliest."""
 WATCHED_S = 5.0
-"""A live page that was asked for within this time is open: its last state is waited for."""
+"""A live page requested within this time counts as open: its last state is sent."""
 LAST_LOOK_S = 3.0
-"""A coordinator that has ended waits no longer for an open live page."""
+"""A finished coordinator stops waiting for an open live page."""
 LINES_WITHIN_S = 60.0
-"""20 lines about one client that joins or leaves, and 300 lines of each kind that callers cause at
-will in the audit log, come in this time, and no more."""
+"""Within this time at most 20 messages about one joining or leaving client are logged, and in the
+audit log at most 300 of each kind that callers can cause."""
 NO_ROOM_S = 5.0
-"""A host or run that has not begun is said to wait for room on Ray."""
+"""A host or run that has not started is reported as waiting for space on Ray."""
 PAUSE_S = 0.1
-"""A relay calls a coordinator that is away again at the earliest."""
+"""A relay calls an absent coordinator again at the earliest."""
 MAX_WAIT_S = 2.0
-"""A relay calls a coordinator that is away again at the latest."""
+"""A relay calls an absent coordinator again at the latest."""
 QUEUE_LOOK_S = 2.0
-"""A queue without a run looks for one again."""
+"""An empty queue is checked for a run."""
 POLL_S = 0.5
-"""A search looks again whether a run can be stopped."""
+"""A search checks whether a run can be stopped."""
 LOGS_LOOK_S = 1.0
-"""A sweep reads the logs of its runs again."""
+"""A sweep rereads its runs' logs."""
 SAID_EVERY_S = 10.0
-"""A sweep without a terminal says how far its runs are."""
+"""A sweep without a terminal reports progress."""
 JOBS_LOOK_S = 1.0
-"""A sweep looks for the results of its jobs again."""
+"""A sweep checks its jobs for results."""
 SLURM_ASK_S = (2.0, 60.0)
-"""Slurm is asked for the states of jobs: every so often for one, and for very many."""
+"""Slurm is asked for the states of jobs: the interval for one job, and for very many."""
 STREAM_S = 300.0
 """A health or reflection stream ends."""
 CALLS_LOOK_S = 0.5
-"""Calls that have been open for too long are looked for again."""
+"""Calls are checked for being open too long."""
 REFUSALS_EVERY_S = 60.0
-"""Refused calls are counted into one line."""
+"""Rejected calls are summarised in one message."""
 BORNE_PING_MS = 5000
-"""A link that is pinged more often than that ends."""
+"""A connection that is pinged more often is closed."""
 BEAT_EVERY_S = 2.0
-"""A client that trains says again that it is there; one that does not says what became safe on its
+"""A training client reports that it is alive; a waiting one reports what became safe on its
 disk."""
 AGAIN_AFTER_MS = 500
-"""A caller that is told to come again does so."""
+"""A caller that was told to retry does so."""
 NEWS_EVERY_S = 1.0
-"""News of a client's progress are passed on again at the earliest."""
+"""A client's progress is forwarded again at the earliest."""
 AWAY_AFTER_S = 10.0
-"""A line names clients that are not connected."""
+"""A message names disconnected clients."""
 LINE_EVERY_S = 60.0
-"""A line names clients at work, and apart from them those that have told of no work for so long; it
-repeats."""
+"""A message names working clients, and separately those that have reported no progress for that
+long; repeatedly."""
 LOOK_EVERY_S = 1.0
-"""Missing clients are looked for again."""
+"""Missing clients are checked again."""
 GONE_EVERY_S = 2.0
-"""Clients that are gone without a word are looked for again."""
+"""Silently disconnected clients are checked again."""
 REFUSED_AGAIN_S = 0.05
-"""They ask a port that refuses again."""
+"""They retry a port that refuses connections."""
 SETTLE_S = 5.0
-"""A file or folder of `join --watch` and `predict --watch` that has not changed for so long is
-complete."""
+"""An unchanged file or folder of `join --watch` and `predict --watch` counts as complete."""
 LOOK_AGAIN_S = 0.05
-"""A process that adds a task looks again whether another one is done."""
+"""A process that adds a task checks whether another one has finished."""
 ASK_AGAIN_S = 0.02
-"""It asks again whether the other change has ended."""
+"""It checks whether the other change has ended."""
 IDLE_TOLD_S = 60.0
-"""A client without an order says so, once."""
+"""A client without an order reports that, once."""
 WAKE_S = 1.0
-"""A client that waits looks whether it was stopped."""
+"""A waiting client checks whether it was stopped."""
 CERTIFICATE_EVERY_S = 24 * 3600.0
-"""A client that stays is reminded again of its certificate's end."""
+"""A staying client is reminded of its certificate's expiry."""
 FIRST_WAIT_S = 1.0
-"""An order that failed for want of room is tried again; then after twice the pause each time."""
+"""An order that failed for lack of space is retried; the pause doubles each time."""
 LONGEST_WAIT_S = 30.0
 """The longest such pause."""
 ORDER_LOOK_S = 0.1
-"""Meanwhile it is looked whether the order is still wanted."""
+"""Meanwhile, the client checks whether the order is still wanted."""
 SITE_LOOK_S = 5.0
-"""A site that stays asks again which run is served, and waits no longer for the answer."""
+"""A staying site asks which run is served, and stops waiting for the answer."""
 FIRST_PAUSE_S = 5.0
-"""After a fault it joins the run again, and a relay that stays begins again; then after twice the
-pause each time."""
+"""After a fault it rejoins the run, and a staying relay restarts; the pause doubles each time."""
 LAST_PAUSE_S = 300.0
 """The longest such pause."""
 A_NEW_RUN_S = 60.0
-"""After 20 new runs, a site that stays joins a further one."""
+"""After 20 new runs, a staying site joins another one."""
 OVER_S = 60.0
-"""It joins a run that is over again, if it is still served."""
+"""It rejoins a finished run that is still served."""
 WORKBOOK_CPU_S = 10
-"""A workbook that takes more time of the processor to read is refused."""
+"""A workbook is rejected that takes more processor time to read."""
 WORKBOOK_S = 30.0
-"""So is one whose trial takes longer in all."""
+"""Or longer in total."""
 FEEDBACK_KEPT_S = 30 * 86400
-"""What `serve-model` keeps of requests, so that feedback may name them, is deleted."""
+"""Requests that `serve-model` keeps for later feedback are deleted."""
 RETRY_AFTER_S = 1
 """`Retry-After` of a request without an answer."""
 FOLDER_LOOK_S = 0.5
-"""`predict --watch` looks at its folder again."""
+"""`predict --watch` checks its folder again."""
