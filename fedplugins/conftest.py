@@ -6,6 +6,7 @@ from tests.conftest import (  # noqa: F401
     fork_server,
     pytest_collection,
     pytest_collection_modifyitems,
+    pytest_make_collect_report,
     pytest_runtest_makereport,
     steer,
     synced,

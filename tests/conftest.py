@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -114,6 +114,7 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None if all(map(is_here, needed)) else True
 
 
+Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 LACKING = re.compile(r"is of the plugin (\w+), which this installation lacks")
 
 
@@ -122,12 +123,22 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Skip a test that asked for a plugin, by a line of the product, where its folder is gone."""
-    report = yield
+    return _skipped_without(yield, item.path, (item.location[1] or 0) + 1)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a file of tests likewise, where its cases ask for the plugin."""
+    return _skipped_without(yield, collector.path, 1)
+
+
+def _skipped_without(report: Report, path: Path, line: int) -> Report:
     lacking = LACKING.search(str(report.longrepr)) if report.failed else None
     if lacking and not is_here(lacking[1]):
         report.outcome = "skipped"
-        line = (item.location[1] or 0) + 1
-        report.longrepr = (str(item.path), line, f"needs the plugin {lacking[1]}")
+        report.longrepr = (str(path), line, f"needs the plugin {lacking[1]}")
     return report
 
 
