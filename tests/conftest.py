@@ -123,7 +123,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Skip a test that asked for a plugin, by a line of the product, where its folder is gone."""
-    return _skipped_without(yield, item.path, (item.location[1] or 0) + 1)
+    return _skipped_without((yield), item.path, (item.location[1] or 0) + 1)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -131,7 +131,7 @@ def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Skip a file of tests likewise, where its cases ask for the plugin."""
-    return _skipped_without(yield, collector.path, 1)
+    return _skipped_without((yield), collector.path, 1)
 
 
 def _skipped_without(report: Report, path: Path, line: int) -> Report:

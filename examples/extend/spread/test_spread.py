@@ -17,8 +17,9 @@ def run(tmp_path_factory):
 
 
 def fedsrv(*arguments):
-    done = subprocess.run([sys.executable, "-m", "fedsrv", *map(str, arguments)],
-                          capture_output=True, text=True, env={**os.environ, "COLUMNS": "200"})  # fmt: skip
+    command = [sys.executable, "-m", "fedsrv", *map(str, arguments)]
+    wide = {**os.environ, "COLUMNS": "200"}
+    done = subprocess.run(command, capture_output=True, text=True, env=wide)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
