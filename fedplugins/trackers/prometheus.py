@@ -4,23 +4,34 @@ from __future__ import annotations
 
 import importlib
 import math
+import threading
+import time
+import tomllib
+from collections import deque
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, pip_line
 from fedmodels.http_server import PageServer, Response
-from fedsrv.events import Ending, Event, EventLog
+from fedsrv.events import HAS_FAILED, Ending, Event, EventLog
 from fedsrv.run_status import RunStatus
 
 PLACES = frozenset({"commit", "finished", "growth", "resting", "resumed", "rollback"})
 """Kinds of events after which a run stands elsewhere, or has another length."""
 
+LAST_SCRAPE_S = 60.0
+"""How long a run's end waits for the scrape that shows it, at most."""
+
 
 class Exporter:
     """Keeps a registry of metrics in step with events."""
 
-    def __init__(self, prometheus: Any) -> None:
+    def __init__(self, prometheus: Any, run: Path | None = None) -> None:
         """Declare the metrics; ``prometheus`` is the package ``prometheus_client``."""
         self.registry = prometheus.CollectorRegistry()
+        prometheus.ProcessCollector(registry=self.registry)
+        self._run = run
         self._status = RunStatus()
         self._joined: set[str] = set()
 
@@ -56,7 +67,12 @@ class Exporter:
             "Counter", "models_refused",
             "Models that a client's guard kept from going live.", "client",
         )  # fmt: skip
-        self.finished = made("Gauge", "finished", "1 once the run has ended.")
+        self.finished = made("Gauge", "finished", "1 once the run has finished.")
+        self.failed = made("Gauge", "failed", "1 once the run has failed.")
+        self.stopped = made(
+            "Gauge", "stopped", "1 once the run was stopped as asked, and can be resumed."
+        )
+        self.info = made("Gauge", "info", "1; what runs here.", "version", "method", "run")
 
     def take(self, event: Event) -> None:
         """Take in one event."""
@@ -71,6 +87,9 @@ class Exporter:
             for name, value in (facts.get("metrics") or {}).items():
                 self.metric.labels(name).set(value)
         elif event.kind in ("joined", "left"):
+            if event.client.isdigit():  # from 0 on, so that increase() sees the first failure
+                self.failures.labels(event.client)
+                self.refused.labels(event.client)
             (self._joined.add if event.kind == "joined" else self._joined.discard)(event.client)
             self.clients.set(sum(name.isdigit() for name in self._joined))
         elif event.kind == "waiting":
@@ -81,8 +100,13 @@ class Exporter:
             self.failures.labels(event.client).inc()
         elif event.kind == "refused":
             self.refused.labels(event.client).inc()
+        elif event.kind == "listening" and self._run is not None:
+            self.info.labels(version("fedtide"), method_of(self._run), self._run.name).set(1)
         elif event.kind == "finished":
             self.finished.set(1)
+        elif event.kind == "ended":
+            has_failed = facts["reason"].startswith(HAS_FAILED)
+            (self.failed if has_failed else self.stopped).set(1)
         self.present.set(status.num_present)
         self.resting.set(bool(status.resting))
         if event.kind in PLACES:
@@ -100,8 +124,43 @@ class Exporter:
         self.left.set(math.nan if left is None else left)
 
 
-def export(events: EventLog, host: str, port: int) -> Ending:
+def method_of(run: Path) -> str:
+    """Return the method of a run by its config; nothing where that cannot be read."""
+    try:
+        return str(tomllib.loads((run / "config.toml").read_text("utf-8"))["method"]["name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+class Scrapes:
+    """When a page was asked for, so that a run's end can wait for the scrape that shows it."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()  # guards the two below
+        self._count, self._times = 0, deque[float](maxlen=2)
+
+    def note(self) -> None:
+        """Note that the page was asked for."""
+        with self._changed:
+            self._count += 1
+            self._times.append(time.monotonic())
+            self._changed.notify_all()
+
+    def wait_for_next(self) -> None:
+        """Wait for the next scrape, of a page that is scraped: twice its interval at most."""
+        with self._changed:
+            if len(self._times) < 2:
+                return
+            first, last = self._times
+            seen, until = self._count, time.monotonic() + min(2 * (last - first), LAST_SCRAPE_S)
+            while self._count == seen and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+
+
+def export(events: EventLog, run: Path, host: str, port: int) -> Ending:
     """Serve the metrics of a run at ``http://HOST:PORT/metrics``; return what ends that.
+
+    The page says how the run has ended: whoever scrapes it regularly gets to see that.
 
     Raises:
         ConfigError: the package is missing, or the address cannot be listened on.
@@ -112,11 +171,13 @@ def export(events: EventLog, host: str, port: int) -> Ending:
         raise ConfigError(
             f"--metrics-port needs a package more: {pip_line('prometheus')}"
         ) from None
-    exporter = Exporter(prometheus)
+    exporter, scrapes = Exporter(prometheus, run), Scrapes()
 
     def answer(accept: str) -> Response:
         encode, kind = prometheus.exposition.choose_encoder(accept)
-        return Response(encode(exporter.registry), kind)
+        body = encode(exporter.registry)
+        scrapes.note()
+        return Response(body, kind)
 
     server = PageServer(host, port, {"/metrics": answer, "/": answer})
     events.tell("metrics", url=f"{server.url}metrics")
@@ -125,6 +186,7 @@ def export(events: EventLog, host: str, port: int) -> Ending:
 
     def end() -> None:
         end_telling()
+        scrapes.wait_for_next()
         stop()
 
     return end

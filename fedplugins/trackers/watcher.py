@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def _export(events: EventLog, run: Path, host: str, port: int) -> Ending:
     from fedplugins.trackers.prometheus import export
 
-    return export(events, host, port)
+    return export(events, run, host, port)
 
 
 METRICS = Watcher("--metrics-port", "Metrics for Prometheus; loopback unless HOST:PORT.", _export)

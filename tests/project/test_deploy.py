@@ -142,7 +142,14 @@ tests:
       - {{series: fedtide_interactions_committed, values: "1+1x20 21x60"}}
       - {{series: fedtide_finished, values: "0x100"}}
       - {{series: fedtide_resting, values: "0x100"}}
-      - {{series: 'fedtide_models_refused_total{{client="3"}}', values: "_x50 1x60"}}
+      - {{series: 'fedtide_models_refused_total{{client="3"}}', values: "0x50 1x60"}}
+      - {{series: 'fedtide_client_failures_total{{client="3"}}', values: "3x20 0x20 1x60"}}
+      - {{series: 'up{{job="fedtide",instance="ended"}}', values: "1x10 0x90"}}
+      - {{series: 'fedtide_finished{{job="fedtide",instance="ended"}}', values: "0x8 1x1 _x90"}}
+      - {{series: 'up{{job="fedtide",instance="crashed"}}', values: "1x40 0x60"}}
+      - {{series: 'fedtide_finished{{job="fedtide",instance="crashed"}}', values: "0x40 _x60"}}
+      - {{series: 'up{{job="fedtide",instance="failed"}}', values: "1x10 0x90"}}
+      - {{series: 'fedtide_failed{{job="fedtide",instance="failed"}}', values: "0x8 1x1 _x90"}}
       - {{series: fedtide_clients_joined, values: "3x100"}}
       - {{series: fedtide_clients_present, values: "3x60 2x40"}}
     promql_expr_test:
@@ -150,6 +157,8 @@ tests:
 FIRE = [
     (19, "FedtideNoCommit", 0), (65, "FedtideNoCommit", 1), (45, "FedtideModelRefused", 0),
     (55, "FedtideModelRefused", 1), (55, "FedtideClientGone", 0), (70, "FedtideClientGone", 1),
+    (30, "FedtideDown", 0), (60, "FedtideDown", 1), (5, "FedtideRunFailed", 0),
+    (15, "FedtideRunFailed", 1), (35, "FedtideClientFailed", 0), (50, "FedtideClientFailed", 1),
 ]  # fmt: skip
 
 
@@ -183,7 +192,10 @@ def test_the_board_asks_for_figures_that_are_there():
     figures = script_of("monitoring").figures
     run, served = ({re.split("[{]", name)[0] for name in figures(one)} for one in tellers())
     names = {re.sub("_bucket$", "", n) for expr in asked for n in re.findall(r"fedtide_\w+", expr)}
-    shown_by_none = {"fedtide_live_model_reads", "fedtide_task", "fedtide_served_windows"}
+    shown_by_none = {
+        "fedtide_live_model_reads", "fedtide_task", "fedtide_served_windows", "fedtide_info",
+        "fedtide_failed", "fedtide_stopped",
+    }  # fmt: skip
     assert names == (run | served) - shown_by_none
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 

@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 import urllib.request
+from importlib.metadata import version
 from unittest.mock import ANY
 from urllib.parse import urlsplit
 
@@ -20,11 +21,11 @@ import fedtide
 from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
 from fedplugins.trackers import trackers
-from fedplugins.trackers.prometheus import Exporter, export
+from fedplugins.trackers.prometheus import Exporter, Scrapes, export
 from fedplugins.trackers.trackers import TRACKERS, results_of, track
 from fedsrv import cli
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import Event, EventLog, EventQueue
+from fedsrv.events import HAS_FAILED, Event, EventLog, EventQueue
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.run_record import leaves_of
 from fedsrv.state.store import Store
@@ -552,10 +553,10 @@ HAPPENED = [
 SIZES = {"down": 300, "up": 100}
 
 
-def test_prometheus_scrapes_where_a_run_stands():
+def test_prometheus_scrapes_where_a_run_stands(tmp_path):
     pytest.importorskip("prometheus_client")
     events = EventLog()
-    end = export(events, "127.0.0.1", 0)
+    end = export(events, tmp_path, "127.0.0.1", 0)
     for event in HAPPENED:
         events.tell(event.kind, event.client, **event.detail)
     for step in (0, 1):
@@ -576,6 +577,45 @@ def test_prometheus_scrapes_where_a_run_stands():
     ):
         assert line in text
     end()
+
+
+@pytest.mark.parametrize(
+    ("kind", "facts", "shown"),
+    [
+        ("finished", {"metrics": {}, "state_sha256": ""}, "finished"),
+        ("ended", {"reason": f"{HAS_FAILED}its disk is full"}, "failed"),
+        ("ended", {"reason": "stopped by Ctrl-C"}, "stopped"),
+    ],
+)
+def test_the_scrape_after_the_end_says_how_a_run_has_ended(tmp_path, kind, facts, shown):
+    """The page disappeared in the instant in which it said so; a crash says nothing."""
+    pytest.importorskip("prometheus_client")
+    (tmp_path / "config.toml").write_text('[method]\nname = "fedavg"\n')
+    events = EventLog()
+    end = export(events, tmp_path, "127.0.0.1", 0)
+    events.tell("listening", address="", clients=1, needed=1)
+    events.tell("joined", 0)
+    (url,) = [e.detail["url"] for e in listened(events) if e.kind == "metrics"]
+    text = scraped_until(url, 'fedtide_client_failures_total{client="0"} 0.0')
+    text = scraped_until(url, "process_cpu_seconds_total")
+    info = f'fedtide_info{{method="fedavg",run="{tmp_path.name}",version="{version("fedtide")}"}}'
+    assert f"{info} 1.0" in text
+    events.tell(kind, **facts)
+    ended = threading.Thread(target=end)
+    ended.start()
+    text = scraped_until(url, f"fedtide_{shown} 1.0")
+    ended.join(30)
+    assert not ended.is_alive()
+    for other in {"finished", "failed", "stopped"} - {shown}:
+        assert f"fedtide_{other} 0.0" in text
+
+
+def test_the_end_waits_for_no_scrape_of_a_page_that_nobody_reads(monkeypatch):
+    scrapes = Scrapes()
+    monkeypatch.setattr(scrapes._changed, "wait", None)
+    scrapes.wait_for_next()
+    scrapes.note()
+    scrapes.wait_for_next()
 
 
 def test_prometheus_knows_a_rest_and_a_resumed_run():
@@ -628,10 +668,10 @@ def scraped_until(url, line):
     raise AssertionError(text)
 
 
-def test_without_prometheus_there_is_one_line(monkeypatch):
+def test_without_prometheus_there_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigError, match="pip install 'prometheus-client>="):
-        export(EventLog(), "127.0.0.1", 0)
+        export(EventLog(), tmp_path, "127.0.0.1", 0)
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
@@ -643,10 +683,10 @@ def test_a_missing_extra_is_said_first(tmp_path, monkeypatch, name):
     assert not (tmp_path / "run").exists()
 
 
-def test_the_page_of_prometheus_has_the_same_checks():
+def test_the_page_of_prometheus_has_the_same_checks(tmp_path):
     pytest.importorskip("prometheus_client")
     events = EventLog()
-    end = export(events, "127.0.0.1", 0)
+    end = export(events, tmp_path, "127.0.0.1", 0)
     url = urlsplit(events._kept[0].detail["url"])
     assert url.hostname is not None
     assert url.port is not None
@@ -656,5 +696,5 @@ def test_the_page_of_prometheus_has_the_same_checks():
     assert got(place, url.path, "POST") == 405
     assert got(place, "/config.toml") == 404
     with pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: .*give another port"):
-        export(EventLog(), *place)
+        export(EventLog(), tmp_path, *place)
     end()
