@@ -252,19 +252,32 @@ class Outcome:
         has_deviation = spread.n > 1 and _is_score(path)
         return f"{mean} ± {form.format(spread.std)}" if has_deviation else mean
 
-    def difference_table(self) -> Table:
-        """Return the differences of every row that was compared."""
-        forms = [unit_of(path)[1] for path in self.columns.values()]
-        compared = [c for c in self.cells if any(c in d for d in self.differences.values())]
+    def difference_table(self, *, clear: bool = False) -> Table:
+        """Return the differences of every row that was compared.
+
+        With ``clear``, of scores alone, and rows of which no interval leaves out zero are named in
+        the caption.
+        """
+        rows = [c for c in self.cells if any(c in d for d in self.differences.values())]
+        shown, captions = dict(self.columns), []
+        if clear and any(map(_is_score, shown.values())):
+            shown = {name: path for name, path in shown.items() if _is_score(path)}
+            undecided = [cell for cell in rows if not any(self._star(name, cell) for name in shown)]
+            rows = [cell for cell in rows if cell not in undecided]
+            if undecided:
+                captions = [f"Open in every score: {'; '.join(c.title for c in undecided)}."]
         texts = [
             [
-                _interval(self.differences[heading].get(cell), form, self._star(heading, cell))
-                for heading, form in zip(self.columns, forms, strict=True)
+                _interval(
+                    self.differences[heading].get(cell), unit_of(path)[1], self._star(heading, cell)
+                )
+                for heading, path in shown.items()
             ]
-            for cell in compared
+            for cell in rows
         ]
-        names = [Name(cell.title) for cell in compared]
-        return Table([*map(Name, self.headings)], names, texts)
+        heads = dict(zip(self.columns, self.headings, strict=True))
+        columns = [Name(heads[name]) for name in shown]
+        return Table(columns, [Name(cell.title) for cell in rows], texts, captions=captions)
 
     def _star(self, heading: str, cell: Cell) -> str:
         """Return how a difference is marked; bytes and seconds are no claims, and are not."""

@@ -45,7 +45,8 @@ def _about(outcome: Outcome) -> str:
 def page(outcome: Outcome, *, pictured: bool = False) -> str:
     """Return the tables in Markdown: scores, ladders, differences, curves.
 
-    With ``pictured``, ladders and curves are left to the picture (:func:`draw`).
+    With ``pictured``, ladders and curves are left to the picture (:func:`draw`), and rows without a
+    clear difference are named.
     """
     parts = [outcome.table().markdown()]
     if outcome.paper:
@@ -56,8 +57,12 @@ def page(outcome: Outcome, *, pictured: bool = False) -> str:
         parts.append(f"{outcome.fairness}\n")
     if not pictured:
         parts += [ladder.markdown() for ladder in outcome.ladders()]
-    if (differences := outcome.difference_table()).rows:
-        parts += [f"{_about(outcome)}\n", differences.markdown()]
+    differences = outcome.difference_table(clear=pictured)
+    if differences.rows or differences.captions:
+        parts.append(f"{_about(outcome)}\n")
+    if differences.rows:
+        parts.append(replace(differences, captions=()).markdown())
+    parts += [f"{caption}\n" for caption in differences.captions]
     curves = () if pictured else outcome.curve_tables()
     return "\n".join([*parts, *(table.markdown() for table in curves)])
 

@@ -163,6 +163,16 @@ def test_a_star_is_in_brackets_where_it_does_not_stay_after_correction():
     assert "the 1 that stay at a rate of false discoveries of 5 % among" in text
 
 
+def test_a_page_with_a_picture_names_what_is_open_and_leaves_curves_out():
+    """A is apart from B in one setting; in the other the two differ by noise."""
+    text = page(outcome(), pictured=True)
+    assert "| 2 × rounds: A | +" in text
+    assert "Open in every score: 1 × rounds: A." in text
+    assert "| 1 × rounds: A | +0.00" not in text
+    assert "| 1 × rounds: A | +0.00" in page(outcome())
+    assert len(text) < len(page(outcome()))
+
+
 def test_a_heading_names_the_clients_where_they_are_not_all():
     columns = {f"A_loc, {view}": f"metrics.a_loc_{view}" for view in ("received", "trained")}
     whole = replace(outcome(), columns=columns)
