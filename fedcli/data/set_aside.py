@@ -69,14 +69,18 @@ class SetAside:
             if self.count == 1:
                 raise self.first
             line = f"{self.first}. {self.count} {self.what} are bad in all: {shown}{more}"
-            whole = DataError(f"{line}{self.hint}")
-            for note in getattr(self.first, "__notes__", ()):  # what a site may paste
-                whole.add_note(note)
-            raise whole
+            raise self._with_notes(f"{line}{self.hint}")
         of = f"{self.count} of {self.total} {self.what}"
         if self.count > self.share * self.total:
-            raise DataError(
+            raise self._with_notes(
                 f"{where}: {of} are bad, and [data] bad_share = {self.share:g} allows "
                 f"{int(self.share * self.total)}: {shown}{more}"
             )
         log.warning("note: %s: %s are set aside: %s%s", shown_in(str(where)), of, shown, more)
+
+    def _with_notes(self, line: str) -> DataError:
+        """Return an error with the lines that a site may paste against the first bad one."""
+        whole = DataError(line)
+        for note in getattr(self.first, "__notes__", ()):
+            whole.add_note(note)
+        return whole

@@ -137,7 +137,9 @@ def schema_of(facts: ModelFacts, *, with_ranges: bool = True) -> dict[str, Any]:
     for name, (low, high) in zip(how.columns.channels, ranges, strict=False):
         if name not in columns:  # of a level
             continue
-        columns[name]["description"] = f"by the training data: {low:.6g} to {high:.6g}"
+        beyond = (high - low) / 4  # what ranges have beyond the quantiles of the data
+        low, high = low + beyond, high - beyond
+        columns[name]["description"] = f"99 % of the training data: {low:.6g} to {high:.6g}"
     rows = {"type": "array", "items": {"type": "object", "properties": columns}}
     rows["description"] = "rows by the names of columns; a cell that is no number has no answer"
     return {**told, "anyOf": [rows, arrays]}

@@ -438,7 +438,7 @@ def test_rows_by_names_are_answered_as_those_of_a_file(of_rows):
     with pytest.raises(DataError, match="a value that is no number and no text"):
         told([{"temp": [36.5], "pulse": 1}])
     columns = schema_of(FACTS)["anyOf"][0]["items"]["properties"]
-    assert columns["temp"]["description"] == "by the training data: 34 to 42"
+    assert columns["temp"]["description"] == "99 % of the training data: 36 to 40"
 
 
 def test_a_model_of_a_table_knows_the_range_of_each_column(of_recordings):

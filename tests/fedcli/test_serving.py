@@ -461,7 +461,7 @@ def test_the_schema_names_the_columns_that_rows_may_have():
     of_table = ModelFacts("mlp", {}, (4,), 2, transform=how, ranges=((18.0, 90.0),))
     rows, arrays = bodies.schema_of(of_table)["anyOf"]
     told = rows["items"]["properties"]
-    assert told["age"]["description"] == "by the training data: 18 to 90"
+    assert told["age"]["description"] == "99 % of the training data: 36 to 72"
     assert told["ward"]["description"] == "one of north, south; others count as one more"
     rows, _ = bodies.schema_of(of_table, with_ranges=False)["anyOf"]
     assert "description" not in rows["items"]["properties"]["age"]

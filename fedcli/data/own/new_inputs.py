@@ -6,7 +6,8 @@ The transform of training travels in the model's own file. Arrays are taken as t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from fedcli.data.own.recordings import RecordingRows, rows_of, windowed
 from fedcli.data.own.table_files import (
     OTHER_TABLES,
     TableRows,
+    as_in_run,
     files_of,
     read_tables,
     tell_styles,
@@ -38,6 +40,7 @@ from fedmodels.nets.trained import ModelFacts
 from fedmodels.printable import printable
 
 ARRAYS = ".npy"
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,11 @@ def read_by(recipe: Path, facts: ModelFacts, model: object) -> ModelFacts:
     how = parse_transform(facts.transform, model)
     if not isinstance(how, TableTransform):
         raise ConfigError(f"--recipe is for tables, and {model} takes none")
-    found = recipe_in(recipe)
+    found, line = recipe_in(recipe).for_run(how.columns)
+    if line:
+        log.warning("note: %s", line)
     how = how.model_copy(update={"recipe": found, "decimal": None})  # that mark was another site's
-    how.of_site  # noqa: B018  (a column that the model does not ask for is refused)
+    how.of_site  # noqa: B018  (what contradicts the columns is refused)
     return replace(facts, transform=how.facts())
 
 
@@ -213,6 +218,8 @@ def read_rows(
         DataError: no row makes an input, or a column is missing; names the file.
     """
     check_columns(table.names, columns, path, table.recipe, table.apart)
+    run_names = {table.recipe.called(n): n for n in table.recipe.columns}
+    keep = [n if n in table.frame.columns else run_names.get(n, n) for n in keep]
     for name in keep:
         if name not in table.frame.columns:
             raise DataError(f"{path} has no column {name!r} to keep")
@@ -254,7 +261,11 @@ def given_rows(
         DataError: they do not fit the model.
     """
     how = how.model_copy(update={"columns": how.of_site})
-    columns = how.columns
+    columns, known = how.columns, {key for row in rows for key in row}
+    own = {name: one.names(name) for name, one in how.recipe.columns.items() if name not in known}
+    if any({*own.get(name, ())} & known for name in columns.features or ()):
+        return _checked(_rows_of_site(rows, known, name, how), facts)
+    check_columns([*known], _unlabelled(columns, [*known], name), name)
     asked = (*(columns.features or ()), columns.client, columns.session, columns.time)
     names = [one for one in asked if one is not None and any(one in row for row in rows)]
     cells = {one: [row.get(one) for row in rows] for one in names}
@@ -264,6 +275,28 @@ def given_rows(
     (table,) = _marked(how, lambda columns: [TableRows.of_frame(frame, name, columns)])
     columns = _unlabelled(columns, names, name)
     return _checked(read_rows(table, columns, how, name), facts)
+
+
+def _rows_of_site(
+    rows: Sequence[Mapping[str, Any]], known: Collection[str], name: Path, how: TableTransform
+) -> NewInputs:
+    """Return the inputs of rows by the names and in the units of the site's files."""
+    recipe = how.recipe.resolved(known, name).model_copy(update={"mark": None})
+    of_file = recipe.in_files(how.columns)
+    asked = (*(of_file.features or ()), of_file.client, of_file.session, of_file.time)
+    cells = {
+        one: [row.get(one) for row in rows] for one in asked if one is not None and one in known
+    }
+    if any(not isinstance(v, str | int | float | None) for of in cells.values() for v in of):
+        raise DataError(f"{name} holds a value that is no number and no text")
+    frame = importlib.import_module("pandas").DataFrame(cells, index=range(len(rows)))
+
+    def read(columns: Columns) -> list[TableRows]:
+        table = TableRows.of_frame(frame, name, recipe.in_files(columns), recipe)
+        return [as_in_run(table, recipe)]
+
+    (table,) = _marked(how, read)
+    return read_rows(table, _unlabelled(how.columns, table.names, name), how, name)
 
 
 def _set_aside(

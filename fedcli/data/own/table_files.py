@@ -244,6 +244,7 @@ def read_tables(
         DataError: a package is missing, the file is damaged, or two columns have one name.
     """
     numbers = {*(columns.features or ()), columns.time}
+    numbers |= {own for n in numbers if n in recipe.columns for own in recipe.columns[n].names(n)}
     keep = [name for name in keep if name not in numbers]
     if ending(path) in BOOKS:
         books = importlib.import_module("fedcli.data.own.books")
@@ -251,7 +252,7 @@ def read_tables(
     else:
         own = recipe.resolved(_first_names(path, columns), path) if recipe.has_choices else recipe
         found = [(_read(path, own.in_files(columns), own, keep, since), own)]
-    return [_as_in_run(rows, own, since) for rows, own in found]
+    return [as_in_run(rows, own, since) for rows, own in found]
 
 
 def read_table(
@@ -269,7 +270,7 @@ def read_table(
     return found[0]
 
 
-def _as_in_run(read: TableRows, recipe: Recipe, since: Since) -> TableRows:
+def as_in_run(read: TableRows, recipe: Recipe, since: Since = None) -> TableRows:
     """Return a table whose columns have the names of the run."""
     if recipe.mark is not None:
         marks = importlib.import_module("fedcli.data.own.marks")

@@ -131,7 +131,7 @@ def _check_recipe(recipe: Recipe, root: Path) -> None:
     """Raise ConfigError if a site's recipe is for tables, and these are images or arrays."""
     if recipe and holds_arrays(root):
         raise ConfigError(f"a recipe is for tables and folders of images, and {root} holds arrays")
-    if keys := sorted(recipe.facts().keys() - {"classes"}):
+    if keys := sorted(recipe.facts().keys() - {"classes", "bad"}):
         raise ConfigError(f"the recipe has {keys[0]}, which is for tables; {root} holds images")
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from fedcli.data.sets.source import Earlier, Source, Whose
 from fedmodels.code_names import is_own
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from fedcli.data.sets.dataset import Dataset
 
 GROUP = "fedtide.data"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -240,9 +243,26 @@ def load(
         recipe = recipe_beside(Path(data.root).expanduser())
     if recipe and data.name not in READ_BY_RECIPES:
         raise ConfigError(f"a recipe is for tables and folders of images, not for {data.name}")
+    if recipe:
+        recipe, line = recipe.for_run(data.columns)
+        if line:
+            _tell(f"{data.root}: {line}")
+        data = data if recipe.bad is None else with_bad(data, recipe.bad)
     return _with_moments(
         _loaded(source_of(data, tasks, whose, recipe or EMPTY, since, earlier)), data
     )
+
+
+def with_bad(data: Data, bad: Literal["refuse", "skip"]) -> Data:
+    """Return ``[data]`` by which a site sets its bad rows aside, or refuses them."""
+    share = data.bad_share if bad == "skip" else None
+    return data.model_copy(update={"bad": bad, "bad_share": share})
+
+
+@cache
+def _tell(line: str) -> None:
+    """Say a line, once in a process."""
+    log.warning("note: %s", line)
 
 
 def _with_moments(dataset: Dataset, data: Data) -> Dataset:

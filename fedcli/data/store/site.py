@@ -97,7 +97,8 @@ def cut(
     if not files.exists():
         raise DataError(f"{files} is not there")
     data = data.model_copy(update={"root": str(files)})
-    recipe = recipe_for(files, given)
+    whole = recipe_for(files, given)  # as files are read by it, a line says what is surplus
+    recipe, _ = whole.for_run(data.columns)
     held = _stamp(files, data, seed, client, recipe)
     root = cache / (held if not recipe else f"{held}-{recipe.digest[:8]}")
     joined = before is not None and _has_joined(cache.parent, client)
@@ -129,7 +130,7 @@ def cut(
         remember_recipe(root / str(client), files, given)
         log.info("client %s: %s was cut before, for another run", client, files)
         return root
-    dataset = thinned(_by_names(loaded(files, data, "site", recipe), listed(data)), data, seed)
+    dataset = thinned(_by_names(loaded(files, data, "site", whole), listed(data)), data, seed)
     _check_unit(data, dataset, files)
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)

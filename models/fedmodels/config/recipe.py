@@ -135,6 +135,8 @@ class Recipe(StrictTable):
     """File beside a query ``*.sql``, of SQLite or DuckDB, that the query is put to."""
     sheet: Name | None = None
     date_formats: Formats | None = None
+    bad: Literal["refuse", "skip"] | None = None
+    """What becomes of the site's bad rows and files, in place of ``[data] bad``."""
 
     def facts(self) -> dict[str, Any]:
         """Return the recipe as plain values, without what it leaves open."""
@@ -158,22 +160,46 @@ class Recipe(StrictTable):
         """Return the run's columns, with what the site says of how its files are written.
 
         Raises:
-            ConfigError: that contradicts the columns, or the recipe names none of these.
+            ConfigError: that contradicts the columns.
         """
         update = {key: getattr(self, key) for key in READING if getattr(self, key) is not None}
         self._check(columns)
         return Columns.model_validate({**dict(columns), **update})
 
+    def for_run(self, columns: Columns | None) -> tuple[Recipe, str]:
+        """Return the part of the recipe that a run asks for, and in words what it does not ask for.
+
+        One recipe serves several runs, which may call a column of the site differently.
+
+        Raises:
+            RecipeError: two columns of the run are one column of the site.
+        """
+        own, line = self, ""
+        if columns is not None and columns.features is not None:
+            asked = {*columns.named, *columns.features, *(columns.categories or {})}
+            if left := [name for name in self.columns if name not in asked]:
+                kept = {name: one for name, one in self.columns.items() if name in asked}
+                own = self.model_copy(update={"columns": kept})
+                own.__dict__.pop("digest", None)  # it was computed of all columns
+                line = (
+                    f"the run asks for no column {', '.join(map(repr, left))}, which the recipe "
+                    f"has.{suggestion(left[0], asked)}"
+                )
+        seen = dict[str, str]()
+        for there, name in ((o, n) for n, c in own.columns.items() for o in c.names(n)):
+            other = seen.setdefault(there, name)
+            if other != name:
+                raise RecipeError(
+                    f"the recipe's columns.{other} and columns.{name} are one column of the site"
+                )
+        return own, line
+
     def _check(self, columns: Columns) -> None:
-        """Check that the run asks for each column that the recipe names."""
+        """Check that what the recipe says of a column is for one of its kind."""
         asked = {*columns.named, *(columns.features or ()), *(columns.categories or {})}
         for name, column in self.columns.items():
             if columns.features is not None and name not in asked:
-                known = ", ".join(sorted(asked))
-                raise ConfigError(
-                    f"the recipe says what column {name!r} is at the site, and the run asks for no "
-                    f"such column.{suggestion(name, asked)} It asks for: {known}"
-                )
+                continue
             role = next((role for role in ROLES if getattr(columns, role) == name), None)
             what = "one of categories" if name in (columns.categories or {}) else f"the {role}"
             is_of_texts = role not in (None, "time") or what == "one of categories"
@@ -267,11 +293,6 @@ class Recipe(StrictTable):
     @model_validator(mode="after")
     def _check_names(self) -> Recipe:
         self._classes  # noqa: B018  (two spellings that contradict each other)
-        seen = dict[str, str]()
-        for own, name in ((o, n) for n, c in self.columns.items() for o in c.names(n)):
-            other = seen.setdefault(own, name)
-            if other != name:
-                raise ConfigError(f"columns.{other} and columns.{name} are one column of the site")
         return self
 
 

@@ -185,7 +185,6 @@ def test_classes_that_the_run_does_not_list_are_told_with_lines(site, caplog):
         ("columns.spo2.factor = 0", "factor = 0 makes all numbers alike"),
         ('columns.temp = "a"\ncolumns.spo2 = "a"', "columns.temp and columns.spo2 are one column"),
         ('classes.a = "x"\nclasses."A " = "y"', "'A ' is 'y', and another spelling of it"),
-        ('columns.pulse = "P"', "column 'pulse' is at the site, and the run asks for no such"),
         ('columns.triage.unit = "%"', "column 'triage', which is the label: these are for columns"),
         ("columns.sex.factor = 2", "column 'sex', which is one of categories: these are for"),
         ('columns.triage.missing = ["?"]', "missing for column 'triage', which is the label"),
