@@ -1,4 +1,4 @@
-"""A prototype method in its simplest form: embeddings are drawn to everybody's class means.
+"""A minimal prototype method: embeddings are pulled towards the global class means.
 
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/anchored.py:Anchored
 """  # noqa: E501

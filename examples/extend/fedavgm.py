@@ -1,9 +1,9 @@
-"""FedAvgM: the server adds momentum to what the clients' mean would change.
+"""FedAvgM: server momentum on the clients' mean update.
 
 Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019, section 4.3.
 https://arxiv.org/abs/1909.06335
 
-``[server_optimizer]`` has it for every method; here it shows what ``finish`` is for.
+``[server_optimizer]`` offers this for every method; here it shows the use of ``finish``.
 
     fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/fedavgm.py:FedAvgM
 """  # noqa: E501
@@ -19,7 +19,7 @@ class FedAvgM(FedAvg):
 
     def finish(self, ctx: ServerContext, state: ServerState, uploads: Uploads) -> Reduced:
         before, mean, old = ctx.before.common.weights, state.common.weights, state.own.weights
-        moved = ctx.run.parameters  # statistics of batch normalisation have no velocity
+        moved = ctx.run.parameters  # batch-normalisation statistics have no velocity
         pull = {key: self.beta * old[key] if key in old else 0.0 * mean[key] for key in moved}
         velocity = {key: before[key] - mean[key] + pull[key] for key in moved}
         weights = {**mean, **{key: mean[key] - pull[key] for key in moved}}  # before - velocity

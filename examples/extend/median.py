@@ -1,8 +1,8 @@
-"""The coordinate-wise median of what clients trained: a few liars cannot move it far.
+"""The coordinate-wise median of the clients' weights: a few liars cannot move it far.
 
 Yin et al., Byzantine-Robust Distributed Learning, ICML 2018. https://arxiv.org/abs/1803.01498
 
-``[server] reduce = "median"`` has it for every method; here it shows how single uploads are read.
+``[server] reduce = "median"`` offers this for every method; here it shows how to read single uploads.
 
     fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/median.py:Median
 """  # noqa: E501
@@ -13,7 +13,7 @@ from fedtide import Bundle, FedAvg, ServerContext, ServerState, Uploads
 
 
 class Median(FedAvg):
-    """FedAvg with a median in place of the mean."""
+    """FedAvg with a median instead of the mean."""
 
     reduction = "each"
 

@@ -1,4 +1,4 @@
-"""Own heads: clients share the base, and each keeps its head, smoothed over its rounds.
+"""Private heads: clients share the base, and each keeps its head, smoothed over its rounds.
 
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/own_head.py:OwnHead
 """  # noqa: E501
@@ -10,9 +10,9 @@ from fedtide import Bundle, ClientContext, FedAvg, RunFacts
 
 
 class OwnHead(FedAvg):
-    """FedAvg on the base; a head h of the client's own: h <- s h + (1 - s) (h as just trained)."""
+    """FedAvg on the base, and a private head h: h <- s h + (1 - s) (h after local training)."""
 
-    private = ("head/",)  # uploads and payloads hold the rest alone
+    private = ("head/",)  # uploads and payloads contain only the rest
 
     smoothing: float = 0.5
     """s, the part of the old head; 0 keeps the one just trained."""
@@ -27,7 +27,7 @@ class OwnHead(FedAvg):
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Any) -> Bundle:
         trained = super().after_local(ctx, state, refs).weights
         rounds = state.scalars["rounds"] + 1
-        s = self.smoothing if rounds > 1 else 0.0  # the initial head is nobody's
+        s = self.smoothing if rounds > 1 else 0.0  # the initial head is not the client's
         head = {key: s * state.weights[key] + (1 - s) * new for key, new in trained.items()}
         ctx.metrics["rounds_trained"] = rounds
         return Bundle(head, scalars={"rounds": rounds})

@@ -1,6 +1,6 @@
-"""A scenario: a window slides over the classes, and each client begins at another place.
+"""A scenario: a window slides over the classes, with a different start for each client.
 
-``width`` is the number of classes of a task; one leaves and one comes with each task.
+``width`` is the number of classes of a task; each task drops one class and adds one.
 
     fedcli partition run.toml --out data --set scenario.kind=examples/extend/sliding.py:deal --set scenario.tasks=3
 """  # noqa: E501

@@ -7,7 +7,7 @@ from fedtide import FedAvg
 
 
 class Smoothed(FedAvg):
-    """FedAvg whose examples belong to all classes a little."""
+    """FedAvg with label smoothing."""
 
     eps: float = 0.1
     """Share of an example that is spread over the classes; 0 is FedAvg."""

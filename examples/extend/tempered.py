@@ -1,4 +1,4 @@
-"""A custom aggregation: what an upload counts in the mean.
+"""A custom aggregation: the weight of an upload in the mean.
 
 fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/tempered.py:Tempered
 """  # noqa: E501
@@ -7,7 +7,7 @@ from fedtide import FedAvg
 
 
 class Tempered(FedAvg):
-    """FedAvg in which clients with many examples count less than their number."""
+    """FedAvg in which clients with many examples count less than in proportion."""
 
     power: float = 0.5
     """An upload of n examples counts n to this power; 1 is FedAvg."""

@@ -1,4 +1,4 @@
-"""Flower's clients take part in a fedtide run: a ``NumPyClient``, or a ``ClientApp``.
+"""Run Flower clients in a fedtide run: a ``NumPyClient``, or a ``ClientApp``.
 
     pip install fedtide flwr
     fedsrv serve examples/quickstart.toml --listen 127.0.0.1:5055 --out run \

@@ -1,4 +1,4 @@
-"""A vision transformer with a LoRA adapter: what is frozen stays at each site, the rest travels."""
+"""A vision transformer with a LoRA adapter: frozen weights stay at each site, the rest is sent."""
 
 import torch
 from peft import LoraConfig, get_peft_model

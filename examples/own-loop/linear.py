@@ -1,4 +1,4 @@
-"""A linear net, as models of scikit-learn are: its features are the inputs."""
+"""A linear net like scikit-learn's models: its features are the inputs."""
 
 import math
 
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Linear(nn.Module):
-    """One layer, on inputs as they are."""
+    """One layer on the raw inputs."""
 
     def __init__(self, num_classes: int = 10, input_shape: tuple[int, ...] = (1, 8, 8)) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A custom net, as the coordinator's config and the training scripts beside it name it."""
+"""A custom net, used by the coordinator's config and the training scripts in this folder."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""A training script for Lightning that takes part in a run; ``# fedtide`` marks what is new.
+"""A training script for Lightning that participates in a run; ``# fedtide`` marks the added lines.
 
 pip install fedtide[lightning]; the coordinator is that of with_torch.py.
 

@@ -1,8 +1,8 @@
-"""A model of scikit-learn with ``partial_fit`` in a run; ``# fedtide`` marks what is new.
+"""A model of scikit-learn with ``partial_fit`` in a run; ``# fedtide`` marks the added lines.
 
-The model is linear, and so is the run's net. ``SGDClassifier`` tells each class from all others, so
-the class that it names is that of the run's net, and its probabilities are others. It takes three
-classes or more: of two, ``SGDClassifier`` keeps one row where the net has two.
+The model is linear, like the run's net. ``SGDClassifier`` is one-versus-rest, so it predicts the
+same class as the run's net, with other probabilities. It needs at least three classes, because with
+two ``SGDClassifier`` keeps one row and the net two.
 
 fedsrv serve examples/quickstart.toml --listen 127.0.0.1:5055 --out run \
     --set method.name=fedavg --set net.name=examples/own-loop/linear.py:Linear
@@ -26,7 +26,7 @@ for task in fedtide.client(server, client_id, data, code=[net_file]):  # fedtide
     x, y = (tensor.numpy() for tensor in task.data.tensors)
     x, head = x.reshape(len(x), -1), task.model.head  # fedtide
     classes = np.arange(len(head.bias))
-    model.partial_fit(x[:1], y[:1], classes)  # which makes room for the weights
+    model.partial_fit(x[:1], y[:1], classes)  # allocates the weights
     model.coef_, model.intercept_ = (np.array(p.detach()) for p in head.parameters())  # fedtide
     for _ in range(5):
         model.partial_fit(x, y)

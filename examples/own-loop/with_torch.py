@@ -1,4 +1,4 @@
-"""A training script in plain torch that takes part in a run; ``# fedtide`` marks what is new.
+"""A training script in plain torch that participates in a run; ``# fedtide`` marks the added lines.
 
 fedsrv serve examples/quickstart.toml --listen 127.0.0.1:5055 --out run \
     --set method.name=fedavg --set net.name=examples/own-loop/net.py:Net

@@ -1,4 +1,4 @@
-"""A ``Trainer`` of Hugging Face with a PEFT adapter in a run; ``# fedtide`` marks what is new.
+"""A ``Trainer`` of Hugging Face with a PEFT adapter in a run; ``# fedtide`` marks the added lines.
 
 pip install transformers peft accelerate
 
@@ -20,7 +20,7 @@ import fedtide  # fedtide
 
 
 class WithLoss(nn.Module):
-    """A net as ``Trainer`` wants it: with labels, it gives the loss as well."""
+    """A net for ``Trainer``: with labels, it also returns the loss."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
