@@ -215,7 +215,7 @@ def serve(
         stack.enter_context(telling_the_end(events))
         began.set()
         caveats = [*listen.caveats(), *forgotten]
-        _tell_the_beginning(events, store, address, caveats, changed)
+        _tell_the_beginning(events, store, cohort, address, caveats, changed)
         load_ahead(experiment.method.name, "server")  # while clients join
         if stop is not None:
             begin_drain = partial(_drain, stop, service, out)
@@ -262,7 +262,12 @@ def _joined_with(store: Store) -> Experiment:
 
 
 def _tell_the_beginning(
-    events: EventLog, store: Store, address: str, caveats: Sequence[str], changed: str
+    events: EventLog,
+    store: Store,
+    cohort: RemoteCohort,
+    address: str,
+    caveats: Sequence[str],
+    changed: str,
 ) -> None:
     """Tell where clients may join, and what a user may have to act on."""
     experiment = store.experiment
@@ -270,6 +275,7 @@ def _tell_the_beginning(
     all_are_needed = experiment.server.deadline_s is None  # to begin with
     needed = clients if all_are_needed else min(experiment.min_clients, clients)
     events.tell("listening", address=address, clients=clients, needed=needed)
+    events.tell("present", **cohort.present())
     if (record := store.ledger.record(store.committed)) is not None:
         place = {key: record[key] for key in ("interaction", "round", "task")}
         metrics = record["metrics"]
@@ -316,6 +322,9 @@ def _cohort_of(
         out=store.gone(Interaction(store.committed + 1)),
         beginners=store.began.schedule.beginners,
         peers=peers,
+        known={client: {"state": "present"} for client in store.ledger.profiles()}
+        | store.ledger.standings(),
+        keep=store.keep_standings,
     )
 
 

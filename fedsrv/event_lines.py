@@ -13,7 +13,7 @@ from fedmodels.plugins import OURS
 from fedmodels.printable import bytes_text, duration, printable
 from fedmodels.times import LAST_WORDS_S, LINES_WITHIN_S
 from fedsrv.events import Event, EventLog
-from fedsrv.run_status import RunStatus, number_text, place_text, scores_text
+from fedsrv.run_status import RunStatus, means_text, number_text, place_text, scores_text
 
 FREQUENT = frozenset({"order", "beat", "upload", "head", "present"})
 """Kinds that come for every client in every interaction, and those that tell a watcher alone."""
@@ -125,7 +125,10 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "finished": _finished,
     "server": _server,
     "rollback": _rollback,
-    "scores": lambda e: f"{_place(e)} scored: {scores_text(e.detail.get('metrics'))}",
+    "scores": lambda e: (
+        f"{_place(e)} scored: {scores_text(e.detail.get('metrics'))}"
+        + means_text(int(e.detail.get("scored") or 0), [*map(str, e.detail.get("unscored", ()))])
+    ),
     "ended": lambda e: str(e.detail.get("reason", "")),
     "failed": lambda e: f"client {e.client} failed: {e.detail.get('reason', '')}",
     "left": lambda e: f"client {e.client} left: {e.detail.get('reason', '')}",

@@ -16,7 +16,7 @@ from fedmodels.errors import RunFailed
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.position import Interaction, Round
 from fedmodels.printable import moment_text, printable, text_of
-from fedsrv.events import Event
+from fedsrv.events import DONE, Event
 from fedsrv.state.record import of_parts
 from fedsrv.state.run_directory import refuse_in_use
 from fedsrv.state.run_record import interaction_of, number, read_run
@@ -82,6 +82,10 @@ class ClientStatus:
     answered: int = -1
     """The last interaction that it answered."""
     failures: int = 0
+    since: float = 0.0
+    """Unix time since when it is away, or out of the run; 0 where it is neither."""
+    refused: str = ""
+    """Why what it brought last was refused."""
 
     def take(self, event: Event) -> None:
         """Take in an event about this client."""
@@ -98,7 +102,20 @@ class ClientStatus:
             self.phase, self.detail = "failed", printable(str(facts.get("reason", "")))
             self.failures += 1
         elif event.kind in ("joined", "left", "gone", "back"):
+            self.detail = printable(str(facts.get("reason") or ""))
             self.phase = "joined" if event.kind == "back" else event.kind
+            is_away = event.kind in ("left", "gone") and self.detail != DONE
+            self.since = event.unix_time if is_away else 0.0
+
+    def stands(self, standing: Mapping[str, Any]) -> None:
+        """Take in how the client stands by the roster."""
+        state, self.refused = (
+            str(standing.get("state")),
+            printable(str(standing.get("refused") or "")),
+        )
+        self.phase = {"away": "gone", "out": "out"}.get(state, self.phase)
+        self.since = number(standing.get("since"), 0.0) if state in ("away", "out") else 0.0
+        self.detail = printable(str(standing.get("why") or self.detail))
 
     def __str__(self) -> str:
         """Return what it does."""
@@ -137,6 +154,10 @@ class RunStatus:
     resting: str = ""
     """What an open run waits for that has learned all it has; empty while it learns."""
     awaited: set[str] = field(default_factory=set)
+    scored: int = 0
+    """How many clients the metrics are means over; 0 while nothing says so."""
+    unscored: list[str] = field(default_factory=list)
+    """The clients that should be in these means, and are not."""
     privacy: dict[str, float] = field(default_factory=dict)
     """What was spent of the clients' privacy, where noise hides them."""
     finished: bool = False
@@ -171,6 +192,9 @@ class RunStatus:
             found.privacy = dict(of_parts(row).get("privacy") or {})
         rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
         found.metrics = next((dict(one) for one in reversed(rows) if one), {})
+        found.scored, found.unscored = record.in_means
+        for client, standing in record.roster().items():
+            found._client(client).stands(standing)
         found.loss = number(found.metrics.get("loss"))
         found.digest = str(record.summary.get("state_sha256") or "")
         if not found.finished:
@@ -218,6 +242,9 @@ class RunStatus:
             self.whole = 0 if facts.get("open") else self.interactions
             self.privacy = dict(facts.get("privacy") or {})
         elif event.kind in ("scores", "finished"):
+            if event.kind == "scores":
+                self.scored = int(facts.get("scored") or 0)
+                self.unscored = [*map(str, facts.get("unscored", ()))]
             self.metrics = dict(facts.get("metrics") or {})
             self.finished = event.kind == "finished"
             self.digest = str(facts.get("state_sha256") or "")
@@ -228,6 +255,8 @@ class RunStatus:
             named = [*map(str, event.detail.get("clients", ()))]
             if event.kind == "present":
                 self.here = {*named}
+                for name, standing in (event.detail.get("roster") or {}).items():
+                    self._client(name).stands(standing)
                 return
             for name in named:
                 self._client(name).take(event)
@@ -262,10 +291,17 @@ class RunStatus:
         return sum(name.isdigit() for name in self.here)
 
     @property
+    def members(self) -> list[str]:
+        """Return the clients that were ever there and still belong to the run, by number."""
+        out = {name for name, client in self.clients.items() if client.phase == "out"}
+        there = {*self.clients, *self.here} - out
+        return sorted(filter(str.isdigit, there), key=by_number)
+
+    @property
     def gone(self) -> list[str]:
-        """Return the clients that were there and whose links ended, by number."""
-        found = (name for name, client in self.clients.items() if client.phase == "gone")
-        return sorted((name for name in found if name not in self.here), key=by_number)
+        """Return the clients that belong to the run, were there, and are not, by number."""
+        away = {name for name, client in self.clients.items() if client.since} - self.here
+        return [] if self.finished else [name for name in self.members if name in away]
 
     @property
     def place(self) -> str:
@@ -301,12 +337,20 @@ class RunStatus:
             "seconds_left": self.seconds_left,
             "present": self.present,
             "gone": self.gone,
+            "scored": self.scored,
+            "unscored": self.unscored,
             "failures": {name: c.failures for name, c in self.clients.items() if c.failures},
             "clients": {
                 name: {**vars(self.clients[name]), "lag": self.clients[name].lag(self.interaction)}
                 for name in sorted(self.clients, key=by_number)
             },
         }
+
+    def _gone_line(self, name: str) -> str:
+        """Return since when a client is away, and why."""
+        client = self.clients[name]
+        why = f" ({client.detail})" if client.detail else ""
+        return f"gone: client {name} since {moment_text(client.since)}{why}"
 
     def dated_notes(self) -> list[str]:
         """Return the notes, each with when it came."""
@@ -323,11 +367,16 @@ class RunStatus:
         found = [
             f"state: {state}",
             f"committed: {done}",
-            f"scores: {scores_text(self.metrics)}",
+            f"scores: {scores_text(self.metrics)}{means_text(self.scored, self.unscored)}",
         ]
-        found += [f"clients present: {self.num_present}"] if self.knows_clients else []
-        more = f" and {len(self.gone) - MAX_GONE} more" if len(self.gone) > MAX_GONE else ""
-        found += [f"gone: {', '.join(self.gone[:MAX_GONE])}{more}"] if self.gone else []
+        of = len(self.members)
+        never = max(0, self.expected - len([*filter(str.isdigit, {*self.clients, *self.here})]))
+        counts = f"{self.num_present} of {of}{f', {never} never seen' if never else ''}"
+        found += [f"clients present: {counts}"] if self.knows_clients else []
+        found += [self._gone_line(name) for name in self.gone[:MAX_GONE]]
+        found += [f"gone: {len(self.gone) - MAX_GONE} more"] if len(self.gone) > MAX_GONE else []
+        told = {name: client.refused for name, client in self.clients.items() if client.refused}
+        found += [f"refused of client {c}: {why}" for c, why in sorted(told.items())[:MAX_GONE]]
         found += [f"privacy spent: {spent_text(self.privacy)}"] if self.privacy else []
         found += [f"waiting: {self.waiting}"] if self.waiting else []
         found += [f"resting: {self.resting}"] if self.resting else []
@@ -372,6 +421,15 @@ def scores_text(metrics: object) -> str:
     known = metrics if isinstance(metrics, Mapping) else {}
     found = [f"{key} {_score(key, known[key])}" for key in (*SHOWN, *OF_TARGETS) if key in known]
     return ", ".join(found) or "nothing to show"
+
+
+def means_text(scored: int, unscored: Sequence[str]) -> str:
+    """Return over how many clients means are, and who is not among them; empty if unknown."""
+    if not scored:
+        return ""
+    more = f" and {len(unscored) - MAX_GONE} more" if len(unscored) > MAX_GONE else ""
+    without = f", without {', '.join(unscored[:MAX_GONE])}{more}" if unscored else ""
+    return f" (mean over {scored} client{'' if scored == 1 else 's'}{without})"
 
 
 def spent_text(privacy: Mapping[str, object]) -> str:

@@ -33,7 +33,6 @@ class Exporter:
         prometheus.ProcessCollector(registry=self.registry)
         self._run = run
         self._status = RunStatus()
-        self._joined: set[str] = set()
 
         def made(kind: str, name: str, what: str, *labels: str) -> Any:
             return getattr(prometheus, kind)(
@@ -52,9 +51,14 @@ class Exporter:
         self.took = made("Histogram", "interaction_seconds", "Duration of an interaction.")
         self.bytes = made("Counter", "payload_bytes", "Bytes of payloads and uploads.", "direction")
         self.metric = made("Gauge", "metric", "Last value of each metric of the run.", "name")
-        self.clients = made("Gauge", "clients_joined", "Clients that have joined and not left.")
+        self.clients = made(
+            "Gauge", "clients_joined", "Clients that were ever there and still belong to the run."
+        )
         self.present = made(
             "Gauge", "clients_present", "Clients that are connected now, by their open calls."
+        )
+        self.scored = made(
+            "Gauge", "clients_scored", "Clients that the last metrics are means over."
         )
         self.resting = made(
             "Gauge", "resting", "1 while an open run has learned all it has, and waits for news."
@@ -86,12 +90,10 @@ class Exporter:
         elif event.kind in ("scores", "resumed"):
             for name, value in (facts.get("metrics") or {}).items():
                 self.metric.labels(name).set(value)
-        elif event.kind in ("joined", "left"):
-            if event.client.isdigit():  # from 0 on, so that increase() sees the first failure
-                self.failures.labels(event.client)
-                self.refused.labels(event.client)
-            (self._joined.add if event.kind == "joined" else self._joined.discard)(event.client)
-            self.clients.set(sum(name.isdigit() for name in self._joined))
+            self.scored.set(status.scored)
+        elif event.kind == "joined" and event.client.isdigit():
+            self.failures.labels(event.client)  # from 0 on, so that increase() sees the first one
+            self.refused.labels(event.client)
         elif event.kind == "waiting":
             self.waiting.set(facts["seconds"])
         elif event.kind in ("resting", "growth"):
@@ -107,6 +109,7 @@ class Exporter:
         elif event.kind == "ended":
             has_failed = facts["reason"].startswith(HAS_FAILED)
             (self.failed if has_failed else self.stopped).set(1)
+        self.clients.set(len(status.members))
         self.present.set(status.num_present)
         self.resting.set(bool(status.resting))
         if event.kind in PLACES:

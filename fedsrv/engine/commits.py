@@ -34,7 +34,7 @@ from fedsrv.engine.scores import (
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import EventLog
 from fedsrv.state.history import History
-from fedsrv.state.record import Record, Traffic, trained_in
+from fedsrv.state.record import Record, Traffic, scored_in, trained_in
 from fedsrv.state.store import Store
 
 SHARE = "aggregation_weight"
@@ -123,6 +123,12 @@ def put_scores(record: Record, scores: Scores, plan: Plan, step: Step) -> None:
     if step.tasks:
         for number, task in step.tasks.items():
             record["clients"].get(str(number), {})["task"] = task
+    views = {*plan.views(step)}
+    named = {c for c in scored_in(record) if views <= record["clients"][c]["views"].keys()}
+    hides = plan.run.experiment.announced == "none"  # who has test data
+    wanted = (c for c in plan.scorers(step, record["cohort"]) if str(c) not in named)
+    if gone := [c for c in wanted if named and (hides or plan.profiles[c].test.any())]:
+        record["unscored"] = gone
     if scores.confusions:
         record["confusions"] = scores.confusions
 

@@ -35,7 +35,7 @@ from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.server_part import CheckUpload, CurrentInteraction, Exchange, ServerPart
 from fedsrv.engine.summary import summarise
-from fedsrv.state.record import Record, named_aside
+from fedsrv.state.record import Record, named_aside, scored_in
 
 LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""
@@ -340,7 +340,9 @@ class RoundParts:
             reason = "its global test set is not what most others scored on: its scores are dropped"
             self.events.tell("failed", other, **place, reason=reason)
         put_scores(record, scores, self.plan, step)
-        self.events.tell("scores", **place, round=step.round, metrics=record["metrics"])
+        facts = {"metrics": record["metrics"], "scored": len(scored_in(record))}
+        without = map(str, record.get("unscored", ()))
+        self.events.tell("scores", **place, round=step.round, **facts, unscored=[*without])
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -66,6 +66,14 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     what = metric(name)
     texts = {k: f"{100 * v:.1f} %" if what.unit else f"{v:.4g}" for k, v in values.items()}
     yield f"{what.title[:1].upper()}{what.title[1:]}: {_each(texts, values)}."
+    for group in groups:
+        scored, missing = group.runs[0].in_means
+        if missing:
+            said = (
+                f"{', '.join(missing[:MAX_SAID])}{'' if len(missing) <= MAX_SAID else ' and more'}"
+            )
+            over = f"{scored} client{'' if scored == 1 else 's'}"
+            yield f"{group.label}: these scores are means over {over}, without client {said}."
     if without_model := guesses_text(groups, name):
         yield f"Without a model: {without_model}."
     least = least_of(groups, name)

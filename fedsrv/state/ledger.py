@@ -42,7 +42,7 @@ from fedsrv.state.rows import (
 
 T = TypeVar("T")
 Row = tuple[Any, ...]
-IN_MEMORY = ("meta", "started_over", "undone", "growths", "decisions")
+IN_MEMORY = ("meta", "started_over", "undone", "growths", "decisions", "roster")
 """The tables that stay small, or of which a row is seldom written."""
 
 
@@ -172,9 +172,8 @@ class Ledger:
         if found != "ok":
             raise self.damaged(" ".join(found.split()))
         missing, version = TABLES.keys() - tables_of(self.db), self._version()
-        later = {*LATER} if version < FORMAT else set[str]()
-        if missing - later:
-            raise self.damaged(f"it has no table {min(missing - later)!r}")
+        if needed := missing - {*LATER}:
+            raise self.damaged(f"it has no table {min(needed)!r}")
         run_id = self.db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
         if not run_id or not run_id[0]:
             raise self.damaged("it names no run")
@@ -189,7 +188,7 @@ class Ledger:
         said = self._statements()
         if wrong := next(edited(self.db, said), ""):
             raise self.damaged(wrong)
-        if version < FORMAT:
+        if missing or version < FORMAT:
             self._add_tables(missing)
         rows = {t: {key: tuple(row) for key, *row in rows_in(self.db, t)} for t in IN_MEMORY}
         names = {one["writes"] for one in said if "writes" in one}
@@ -467,6 +466,19 @@ class Ledger:
         return new
 
     # --- clients ----------------------------------------------------------------------------------
+
+    def standings(self) -> dict[int, dict[str, Any]]:
+        """Return how each client stands that was ever there."""
+        return {int(c): json.loads(row[0]) for c, row in sorted(self._known.rows["roster"].items())}
+
+    @owned
+    def keep_standings(self, standings: Mapping[int, Mapping[str, Any]]) -> None:
+        """Store how clients stand, as far as it has changed."""
+        known = self.standings()
+        if new := {c: one for c, one in standings.items() if known.get(c) != one}:
+            with self.stating() as rows:
+                for client, one in new.items():
+                    rows.put("roster", client, json.dumps(one, sort_keys=True))
 
     def profiles(self) -> dict[int, str]:
         """Return the description every client gave when it first joined."""

@@ -70,6 +70,8 @@ class Record(TypedDict):
     clients: dict[str, ClientRow]
     failed: NotRequired[dict[str, str]]
     """The clients that were left out, and why."""
+    unscored: NotRequired[list[int]]
+    """The clients that should be in the means of its metrics, and are not: nothing came of them."""
     withheld: NotRequired[dict[str, list[str]]]
     """What sites keep to themselves, by client: names of fields of its row, which has none."""
     confusions: NotRequired[dict[str, list[list[int]]]]
@@ -95,6 +97,13 @@ def trained_in(record: Record) -> dict[int, Interaction]:
     """Return the interaction of the order behind each upload that counts in a record."""
     ordered = dict(record.get("arrivals", ()))
     return {client: ordered.get(client, record["interaction"]) for client in record["cohort"]}
+
+
+def scored_in(record: Mapping[str, Any]) -> list[str]:
+    """Return the clients that the means of a record's metrics are over."""
+    rows, without = record.get("clients") or {}, {*map(str, record.get("unscored", ()))}
+    scored = [name for name, row in rows.items() if name.isdecimal() and row.get("views")]
+    return [name for name in scored if name not in without]
 
 
 def named_aside(first: Mapping[int, int], tasks: Iterable[tuple[int, int]]) -> dict[str, list[Any]]:

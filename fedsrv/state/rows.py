@@ -20,9 +20,10 @@ TABLES = {
     "undone": _ROW,
     "growths": "number INTEGER PRIMARY KEY, growth TEXT NOT NULL",
     "decisions": "number INTEGER PRIMARY KEY, decision TEXT NOT NULL",
+    "roster": "client INTEGER PRIMARY KEY, standing TEXT NOT NULL",
     "chain": "number INTEGER PRIMARY KEY, statement TEXT NOT NULL, link TEXT NOT NULL",
 }
-LATER = ("decisions",)
+LATER = ("decisions", "roster")
 """Tables that files of the versions before have not."""
 KEYS = {table: text.split()[0] for table, text in TABLES.items() if table != "chain"}
 """The column of the key of each table that statements cover; the chain covers itself."""
@@ -34,6 +35,7 @@ _WHAT = {
     "undone": "the undone record of interaction {}",
     "growths": "growth {}",
     "decisions": "decision {}",
+    "roster": "how client {} stands",
 }
 _FROM_ONE = ("interactions", "undone", "growths", "decisions")
 

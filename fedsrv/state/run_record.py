@@ -24,7 +24,7 @@ from fedmodels.code_names import short_name
 from fedmodels.errors import ArchiveError
 from fedmodels.files import read_regular
 from fedmodels.printable import printable
-from fedsrv.state.record import Record, named_aside
+from fedsrv.state.record import Record, named_aside, scored_in
 from fedsrv.state.run_directory import reading
 
 KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
@@ -110,6 +110,20 @@ class RunRecord:
         named = {*gone["clients_forgotten"], *gone["clients_set_aside"]}
         absent = [c for c in absent if c not in named] if len(cohorts) == len(self.rows) else []
         return found + [f"client {client}, never there" for client in absent]
+
+    @property
+    def in_means(self) -> tuple[int, list[str]]:
+        """Return over how many clients the last scores are means, and who is missing in them."""
+        row: Mapping[str, Any] = next((r for r in reversed(self.rows) if scored_in(r)), {})
+        return len(scored_in(row)), _names(row.get("unscored"))
+
+    def roster(self) -> dict[str, dict[str, Any]]:
+        """Return how each client stands that was ever there; nothing where that is not known."""
+        try:
+            with reading(self.path) as db:
+                return {str(c): json.loads(said) for c, said in db.execute("SELECT * FROM roster")}
+        except (sqlite3.Error, OSError, ValueError):
+            return {}
 
     def setting(self, key: str) -> object:
         """Return the value of a dotted key of the config, or ``None``."""

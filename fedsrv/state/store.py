@@ -489,6 +489,10 @@ class Store:
 
     # --- clients ----------------------------------------------------------------------------------
 
+    def keep_standings(self, standings: Mapping[int, Mapping[str, Any]]) -> None:
+        """Store how clients stand, soon: whoever tells of it does not wait for the disk."""
+        self.owner.queue(self.ledger.keep_standings, standings)
+
     def add_profiles(self, described: Mapping[int, str]) -> None:
         """Remember what clients describe."""
         with writing(self.path):

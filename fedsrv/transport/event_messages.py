@@ -54,8 +54,11 @@ def _facts(message: Message) -> dict[str, Any]:
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.is_repeated:
-            is_map = field.message_type is not None
-            found[field.name] = dict(value) if is_map else list(value)
+            if field.message_type is not None:  # a map
+                inner = {
+                    key: _facts(v) if isinstance(v, Message) else v for key, v in value.items()
+                }
+            found[field.name] = list(value) if field.message_type is None else inner
         else:
             left_out = field.has_presence and not message.HasField(field.name)
             found[field.name] = None if left_out else value

@@ -61,7 +61,7 @@ from fedsrv.transport.sessions import (
     through_whom,
 )
 from fedsrv.transport.spool import Spool
-from fedsrv.transport.waiting import Attendance, ClientWait, WaitNotice
+from fedsrv.transport.waiting import NOBODY, Attendance, ClientWait, WaitNotice
 
 if TYPE_CHECKING:
     from fedpb.peer_certificates import PeerCertificates
@@ -108,6 +108,8 @@ class RemoteCohort:
         out: Mapping[int, str] | None = None,
         beginners: Collection[int] = (),
         peers: PeerCertificates | None = None,
+        known: Mapping[int, Mapping[str, Any]] = NOBODY,
+        keep: Callable[[Mapping[int, Mapping[str, Any]]], object] = lambda standings: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.num_clients, self.most_present = num_clients, most_present or num_clients
@@ -120,12 +122,14 @@ class RemoteCohort:
         self.sessions: dict[ClientId, ClientSession] = {}
         self._holdings = StateInventory(self.sessions)
         self.presence = Presence(self.sessions, lambda: self.lease_s, clock)
-        self._attendance = Attendance(self.sessions, lambda: self.lease_s, clock)
+        self._attendance = Attendance(self.sessions, lambda: self.lease_s, clock, known, keep)
         self.spool = spool
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
         self._members: list[ClientId] = [*(beginners or range(num_clients)), *evaluators]
         self._out = {**(out or {})}
+        for client, line in (out or {}).items():
+            self._attendance.stands(client, "out", line)
         self._admitting = threading.Lock()
         """Held from the check of a description until it counts, so that no other comes between."""
         self._trips = OpenTrips()
@@ -172,14 +176,18 @@ class RemoteCohort:
             present = [client for client in why if client in self.sessions]
             again = sorted(self._out.keys() - why.keys())
             self._out = dict(why)
+            for client, line in why.items():
+                self._attendance.left(client, line, "out")
+            for client in again:
+                self._attendance.stands(client, "away", "the run went back to before it was out")
             for client in present:  # it joins again, and is told why it cannot
                 self._holdings.dismiss(client)
-                self._attendance.left(client)
             self._replaced += len(present)
             self.wake()
             self.changed.notify_all()
         for client in present:
             self.events.tell("left", client, reason=f"told that {why[client]}")
+        self.events.tell("present", **self.present())
         for client in again:
             line = (
                 f"the run went back to before client {client} was set out: it takes part again "
@@ -426,12 +434,23 @@ class RemoteCohort:
         if len(token) > MAX_TOKEN_BYTES:
             raise PayloadError(f"a session token has {MAX_TOKEN_BYTES} bytes at most")
         with self._admitting:
-            if self.admission:
-                client_json = self.admission.taken(client, client_json)
-                self.admission.check(client, client_json)
+            client_json = self._checked(client, client_json)
             found = self._joined(client, client_json, token, versions, start_over, through)
         self.events.tell("joined", client)
         return found
+
+    def _checked(self, client: ClientId, client_json: str) -> str:
+        """Return a description as the run takes it; note why it refuses one: PayloadError."""
+        if self.admission is None:
+            return client_json
+        try:
+            client_json = self.admission.taken(client, client_json)
+            self.admission.check(client, client_json)
+        except PayloadError as error:
+            with self._lock:
+                self._attendance.refused(client, str(error))
+            raise
+        return client_json
 
     def _joined(
         self,
@@ -542,10 +561,11 @@ class RemoteCohort:
             for waiting in [caller] if caller else self._callers:
                 waiting.changed.notify()
 
-    def present(self) -> list[str]:
-        """Return the ids of the clients that are there."""
+    def present(self) -> dict[str, Any]:
+        """Return who is there, and how each client stands that ever was."""
         with self._lock:
-            return [str(client) for client in self._attendance.there]
+            standings = {str(c): {**one} for c, one in self._attendance.standings.items()}
+            return {"clients": [*map(str, self._attendance.there)], "roster": standings}
 
     def look_after(self) -> None:
         """Tell which clients are gone without a word, and which are back; called often."""
@@ -569,7 +589,7 @@ class RemoteCohort:
             if session is not None:
                 session.end_pull()
                 session.caller, session.seen = None, -math.inf
-            self._attendance.left(client)
+            self._attendance.left(client, reason)
             self.moves += 1
             self.changed.notify_all()
         self.events.tell("left", client, reason=reason)
@@ -603,8 +623,9 @@ class RemoteCohort:
         """Take what a client of an open run says of its data; PayloadError if it does not fit."""
         assert self.admission is not None, "a run admits its clients"
         with self._admitting, self.changed:
-            client_json = self.admission.taken(client, client_json)
-            self.admission.check(client, client_json)
+            client_json = self._checked(client, client_json)
+            refused = self.admission.refused(client)
+            self._attendance.refused(client, "; ".join([*refused.values()][-1:]))
             self.admission.admit(client, client_json)
             session.client_json = client_json
             self._said += 1

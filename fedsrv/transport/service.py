@@ -565,8 +565,7 @@ class Service:
         if not self._watchers.acquire(blocking=False):
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many watchers follow this run")
         try:
-            there = {"clients": self.cohort.present()}
-            first = Event("present", detail=there, unix_time=time.time())
+            first = Event("present", detail=self.cohort.present(), unix_time=time.time())
             for event in itertools.chain([first], self.events.listen(request.from_start)):
                 if not context.is_active():
                     return

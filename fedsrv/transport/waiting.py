@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import filterfalse
+from types import MappingProxyType
+from typing import Any
 
 from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
@@ -20,6 +23,7 @@ from fedsrv.events import EventLog
 from fedsrv.transport.sessions import Sessions
 
 MAX_NAMES = 10
+NOBODY: Mapping[int, Any] = MappingProxyType({})
 SILENT = "connected, and telling of no work: a result may be on its way, or else restart the client"
 
 
@@ -176,10 +180,19 @@ class ClientWait:
 
 
 class Attendance:
-    """The clients that count as there, as events tell; used while the cohort holds its lock."""
+    """How each client stands that was ever there; used while the cohort holds its lock.
+
+    A standing is ``present``, ``away`` or ``out`` for good, ``since`` a unix time. It says ``why``,
+    and why what the client brought last was ``refused``. Whoever has none was never seen.
+    """
 
     def __init__(
-        self, sessions: Sessions, lease_s: Callable[[], float], clock: Callable[[], float]
+        self,
+        sessions: Sessions,
+        lease_s: Callable[[], float],
+        clock: Callable[[], float],
+        known: Mapping[int, Mapping[str, Any]] = NOBODY,
+        keep: Callable[[Mapping[int, Mapping[str, Any]]], object] = lambda standings: None,
     ) -> None:
         """Let nobody be there yet.
 
@@ -187,27 +200,63 @@ class Attendance:
             sessions: of the clients that have joined.
             lease_s: returns after how long a client that is not heard of is gone.
             clock: the monotonic clock.
+            known: how clients stood before a restart.
+            keep: stores how clients stand that stand otherwise than before.
         """
-        self._sessions, self._lease_s, self._clock = sessions, lease_s, clock
+        self._sessions, self._lease_s, self._clock, self._keep = sessions, lease_s, clock, keep
         self._alive: dict[ClientId, float] = {}
         """When each client that is there was last known to be alive."""
         self._next = -math.inf
+        self.standings = {client: dict(one) for client, one in known.items()}
+        self._changed = dict[int, Mapping[str, Any]]()
+        for client, one in known.items():
+            if one["state"] == "present":
+                self.stands(client, "away", "it has not joined since the coordinator began again")
 
     @property
     def there(self) -> Collection[ClientId]:
         """Return the clients that count as there."""
         return self._alive.keys()
 
+    def stands(self, client: ClientId, state: str, why: str = "") -> None:
+        """Note how a client stands from now on."""
+        before = self.standings.get(client, {}) if isinstance(client, int) else None
+        if before is None or (before.get("state"), before.get("why", "")) == (state, why):
+            return
+        now = {**before, "state": state, "since": round(time.time(), 1), "why": why}
+        self._note(int(client), now)
+
+    def refused(self, client: ClientId, why: str = "") -> None:
+        """Note why what a client brought is refused; nothing where it is taken."""
+        if isinstance(client, int) and self.standings.get(client, {}).get("refused", "") != why:
+            if client not in self.standings:
+                self.stands(client, "away", "it was never taken")
+            self._note(client, {**self.standings[client], "refused": why})
+
+    def _note(self, client: int, now: dict[str, Any]) -> None:
+        self.standings[client] = now
+        self._changed[client] = now
+
     def joined(self, client: ClientId) -> None:
         """Note that a client has joined, which an event tells."""
         self._alive[client] = self._clock()
+        self.stands(client, "present")
+        self.refused(client)
 
-    def left(self, client: ClientId) -> None:
+    def left(self, client: ClientId, why: str, state: str = "away") -> None:
         """Note that a client has left or was set out, which an event tells."""
         self._alive.pop(client, None)
+        self.stands(client, state, why)
+
+    def store(self) -> None:
+        """Store how clients stand that stand otherwise than they did."""
+        changed, self._changed = self._changed, {}
+        if changed:
+            self._keep(changed)
 
     def look(self) -> tuple[list[ClientId], list[ClientId]]:
         """Return who is gone and who is back since the last look, if a look is due."""
+        self.store()
         now = self._clock()
         if now < self._next:
             return [], []
@@ -220,7 +269,8 @@ class Attendance:
             elif now - heard < lease_s:
                 self._alive[client] = heard
                 back.append(client)
+                self.stands(client, "present")
         gone = [client for client, alive in self._alive.items() if now - alive >= lease_s]
         for client in gone:
-            del self._alive[client]
+            self.left(client, f"nothing was heard for {lease_s:g} s")
         return gone, back

@@ -91,10 +91,11 @@ def test_a_run_at_rest_is_at_its_end_and_nobody_is_seen_who_is_gone():
     assert status.present == ["0", "1", "7", "evaluator"]
     assert status.num_present == 3
     assert status.is_at_the_end
-    status.take(Event("gone", detail=gone))
+    status.take(Event("gone", detail=gone, unix_time=5.0))
     assert (status.present, status.gone) == (["0", "7", "evaluator"], ["1"])
-    assert "clients present: 2" in status.lines()
-    assert "gone: 1" in status.lines()
+    assert "clients present: 2 of 3" in status.lines()
+    (line,) = (line for line in status.lines() if line.startswith("gone: "))
+    assert line.startswith("gone: client 1 since 19")
     status.take(Event("back", detail=gone))
     assert (status.present, status.gone) == (["0", "1", "7", "evaluator"], [])
     status.take(Event("growth", detail={"line": "client 0 with another task"}))
@@ -120,7 +121,7 @@ def test_clients_are_where_their_last_event_leaves_them():
     assert {name: str(client) for name, client in status.clients.items()} == {
         "0": "trains: epoch 1, batch 10",
         "1": "waits",
-        "2": "left",
+        "2": "left: gone",
         "evaluator": "joined",
     }
     assert (status.joined, status.expected) == (3, 3)

@@ -568,7 +568,8 @@ def test_prometheus_scrapes_where_a_run_stands(tmp_path):
     for line in (
         "fedtide_interactions_committed 2.0",
         "fedtide_interactions_planned 9.0",
-        "fedtide_clients_joined 1.0",
+        "fedtide_clients_joined 2.0",
+        "fedtide_clients_present 1.0",
         'fedtide_client_failures_total{client="1"} 1.0',
         'fedtide_payload_bytes_total{direction="down"} 600.0',
         "fedtide_interaction_seconds_count 2.0",
@@ -651,6 +652,21 @@ def test_prometheus_knows_a_rest_and_a_resumed_run():
         facts = {"task": 3, "of": 12, "seconds": 4.0, "bytes": {}}
         exporter.take(Event("commit", "", at, at, facts, seconds))
     assert (value("seconds_left"), value("resting")) == (4, 0)
+
+
+def test_prometheus_counts_a_site_that_was_away_when_the_coordinator_began_again():
+    """Joined 1 and present 1 said that nothing was missing, and a mean of one site rose."""
+    prometheus = pytest.importorskip("prometheus_client")
+    exporter = Exporter(prometheus)
+    away = {"state": "away", "since": 5.0, "why": "stopped"}
+    out = {"state": "out", "since": 5.0, "why": "an operator retired it"}
+    exporter.take(Event("present", detail={"clients": [], "roster": {"1": away, "2": out}}))
+    exporter.take(Event("joined", "0"))
+    facts = {"metrics": {"a_loc": 0.992}, "scored": 1, "unscored": ["1"]}
+    exporter.take(Event("scores", "", 8, 8, facts))
+    figures = ("clients_joined", "clients_present", "clients_scored")
+    found = [exporter.registry.get_sample_value(f"fedtide_{one}") for one in figures]
+    assert found == [2, 1, 1]
 
 
 def listened(events):

@@ -832,7 +832,7 @@ class Committed(_message.Message):
     def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[_Mapping[str, int]] = ..., privacy: _Optional[_Mapping[str, float]] = ..., open: bool = ...) -> None: ...
 
 class Scored(_message.Message):
-    __slots__ = ("metrics",)
+    __slots__ = ("metrics", "scored", "unscored")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -841,8 +841,12 @@ class Scored(_message.Message):
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    UNSCORED_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    scored: int
+    unscored: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., scored: _Optional[int] = ..., unscored: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("metrics", "state_sha256")
@@ -942,10 +946,31 @@ class Back(_message.Message):
     def __init__(self, line: _Optional[str] = ..., clients: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Present(_message.Message):
-    __slots__ = ("clients",)
+    __slots__ = ("clients", "roster")
+    class RosterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Standing
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Standing, _Mapping]] = ...) -> None: ...
     CLIENTS_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
     clients: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, clients: _Optional[_Iterable[str]] = ...) -> None: ...
+    roster: _containers.MessageMap[str, Standing]
+    def __init__(self, clients: _Optional[_Iterable[str]] = ..., roster: _Optional[_Mapping[str, Standing]] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("state", "since", "why", "refused")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    since: float
+    why: str
+    refused: str
+    def __init__(self, state: _Optional[str] = ..., since: _Optional[float] = ..., why: _Optional[str] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class Resting(_message.Message):
     __slots__ = ("line", "clients")

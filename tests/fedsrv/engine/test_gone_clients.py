@@ -1,9 +1,17 @@
 """A client that brings one upload and is gone for good: the run goes on while enough live."""
 
+import json
+
 import pytest
 
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.coordinator import write_facts
+from fedsrv.event_lines import EventFormatter
+from fedsrv.report.frame import group_runs
+from fedsrv.report.story import story
+from fedsrv.run_status import RunStatus
+from fedsrv.state.run_record import read_run
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -44,6 +52,28 @@ def cannot_score(client, order, answer):
     if order.kind == rpc.ORDER_KIND_EVALUATE:
         return Bundle(), rpc.Report(), "no memory"
     return answer
+
+
+def test_every_mean_says_over_whom_it_is(digits, tmp_path, capsys):
+    """Client 2 brings no score: the record, the log, the status and the report name it."""
+    experiment = tiny_experiment(
+        schedule={"rounds": 1}, server={**QUORUM, "deadline_s": 60}, method="fedavg"
+    )
+    run = tmp_path / "run"
+    stage = Stage(experiment, digits, run, cannot_score, liars=[2])
+    summary = stage.run()
+    record = records_of(run)[-1]
+    assert record["unscored"] == [2]
+    events = [*stage.service.events._kept]
+    (*_, scores) = (event for event in events if event.kind == "scores")
+    assert (scores.detail["scored"], scores.detail["unscored"]) == (2, ["2"])
+    assert EventFormatter().line(scores).endswith(" (mean over 2 clients, without 2)")
+    write_facts(run, experiment)
+    (run / "summary.json").write_text(json.dumps(summary))
+    lines = RunStatus.of_directory(run).lines()
+    assert [line for line in lines if "mean over 2 clients, without 2" in line]
+    said = " ".join(story(group_runs([read_run(run)])))
+    assert "these scores are means over 2 clients, without client 2" in said
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def places(ours: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
     files = ours / "server.pem", ours / "server.key", ours / "ca.pem"
     listens = [Listen.given("127.0.0.1:0", *files, False) for _ in PLACES]
     cohort: Any = SimpleNamespace(
-        num_clients=8, most_present=8, present=list, look_after=lambda: None
+        num_clients=8, most_present=8, present=dict, look_after=lambda: None
     )
     events = EventLog()
     scratch = tmp_path_factory.mktemp("relay")

@@ -43,6 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Head]:
         committed(store, 1, 2, 3)
         store.start_over(1)
         store.decide("close", {"now": False})
+        store.ledger.keep_standings({1: {"state": "away", "since": 5.0, "why": "stopped"}})
         store.set_aside({2: "an operator excluded it"})
         store.roll_back(1)
     return run, verified(run).head
@@ -113,6 +114,7 @@ def test_a_row_that_is_gone_is_told(run, whole, table):
 
 FORGED = {
     "decision": "INSERT INTO decisions VALUES (1, '[]')",
+    "standing": "INSERT INTO roster VALUES (2, '{}')",
     "growth": "INSERT INTO growths VALUES (1, '{}')",
     "client": "INSERT INTO clients VALUES (7, '{}')",
     "start": "INSERT INTO started_over VALUES (0, 3)",
@@ -141,7 +143,7 @@ def test_a_run_of_the_version_before_gets_a_table_of_decisions(tmp_path):
     with closing(Store(tmp_path / "run", EXPERIMENT, False)) as store:
         committed(store, 0)
     run = store.path
-    for sql in ("DROP TABLE decisions", "PRAGMA user_version = 3"):
+    for sql in ("DROP TABLE decisions", "DROP TABLE roster", "PRAGMA user_version = 3"):
         edit(run, sql)
     before = verified(run)
     assert before.wrong == []

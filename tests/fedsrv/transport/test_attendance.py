@@ -6,14 +6,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fedmodels.errors import PayloadError
 from fedsrv.events import EventLog
 from fedsrv.transport.refusals import UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
 from fedsrv.transport.waiting import GONE_EVERY_S
+from tests.fedsrv.engine.test_open_run import admission, described
 
 LEASE_S = RemoteCohort.lease_s
 
@@ -44,14 +47,16 @@ class Pull:
 class Rest:
     """A run that rests, its clients' calls, and what it tells."""
 
-    def __init__(self, directory: Path, clients: int) -> None:
+    def __init__(self, directory: Path, clients: int, num_clients: int = 0, **options: Any) -> None:
         self.now, self.events = 1000.0, EventLog()
         self.cohort = RemoteCohort(
-            clients, Spool(directory, 1 << 20), self.events, admission=None, clock=lambda: self.now
-        )
+            num_clients or clients, Spool(directory, 1 << 20), self.events, admission=None,
+            clock=lambda: self.now, **options,
+        )  # fmt: skip
         for client in range(clients):
             self.cohort.join(client, "", bytes([1 + client % 9]) * 16, ())
-        self.pulls = [Pull(self.cohort, 0), Pull(self.cohort, *range(1, clients))]
+        pulled = ([0], range(1, clients)) if clients else ()
+        self.pulls = [Pull(self.cohort, *some) for some in pulled]
 
     def told(self, seconds: float) -> list[tuple[str, list[str]]]:
         """Let time pass; return who is told to be gone or back then, and by which line."""
@@ -74,12 +79,12 @@ def rest(tmp_path: Path) -> Iterator[Rest]:
 
 def test_a_client_that_is_killed_at_rest_is_told_of_within_a_minute(rest):
     assert rest.told(600) == [], "silence is rest"
-    assert rest.cohort.present() == ["0", "1", "2"]
+    assert rest.cohort.present()["clients"] == ["0", "1", "2"]
     rest.pulls[0].end()
     gone = f"client 0 is gone: nothing was heard for {LEASE_S:g} s"
     assert rest.told(LEASE_S + GONE_EVERY_S) == [(gone, ["0"])]
     assert rest.told(600) == [], "it is told once"
-    assert rest.cohort.present() == ["1", "2"]
+    assert rest.cohort.present()["clients"] == ["1", "2"]
 
 
 def test_a_client_whose_link_comes_back_is_told_of(rest):
@@ -115,13 +120,57 @@ def test_who_leaves_is_not_gone_and_who_joins_again_is_not_back(rest):
     rest.cohort.join(0, "", b"another's", ())
     rest.pulls[0] = Pull(rest.cohort, 0)
     assert rest.told(60) == []
-    assert rest.cohort.present() == ["2", "0"]
+    assert rest.cohort.present()["clients"] == ["2", "0"]
 
 
 def test_a_client_that_joins_and_never_asks_for_orders_is_gone(rest):
     rest.pulls[0].end()
     rest.cohort.join(0, "", b"\x01" * 16, ())
     assert [clients for _, clients in rest.told(60)] == [["0"]]
+
+
+def test_how_each_client_stands_is_kept_over_a_restart(tmp_path):
+    """A site was away while the coordinator was started again: nobody knew that it was missing."""
+    kept: dict[int, Any] = {}
+    rest = Rest(tmp_path, 3, keep=kept.update)
+    rest.told(1)
+    assert [one["state"] for one in kept.values()] == ["present"] * 3
+    rest.pulls[0].end()
+    rest.told(60)
+    rest.cohort.leave(1, "stays out: its file is refused")
+    rest.cohort.set_out({2: "an operator retired it"})
+    rest.told(1)
+    stands = {client: (one["state"], one["why"]) for client, one in kept.items()}
+    assert stands == {
+        0: ("away", f"nothing was heard for {LEASE_S:g} s"),
+        1: ("away", "stays out: its file is refused"),
+        2: ("out", "an operator retired it"),
+    }
+    for pull in rest.pulls:
+        pull.end()
+    known = {**kept, 0: {**kept[0], "state": "present"}}
+    again = Rest(tmp_path / "again", 0, num_clients=3, known=known, keep=kept.update)
+    assert [*again.cohort.present()["roster"]] == ["0", "1", "2"]
+    again.told(1)
+    assert kept[0]["why"] == "it has not joined since the coordinator began again"
+    assert kept[1]["since"] == known[1]["since"]
+    again.cohort.join(1, "", b"1" * 16, ())
+    again.told(1)
+    assert (kept[1]["state"], kept[1]["why"]) == ("present", "")
+
+
+def test_why_a_clients_file_is_refused_is_kept_until_one_is_taken(tmp_path):
+    kept: dict[int, Any] = {}
+    rest = Rest(tmp_path, 0, num_clients=3, keep=kept.update)
+    rest.cohort.admission = admission()
+    with pytest.raises(PayloadError, match="has inputs"):
+        rest.cohort.join(0, described([3, 3], input_shape=[7]), b"0" * 16, ())
+    rest.told(1)
+    assert kept[0]["state"] == "away"
+    assert "has inputs [7]" in kept[0]["refused"]
+    rest.cohort.join(0, described([3, 3]), b"0" * 16, ())
+    rest.told(1)
+    assert (kept[0]["state"], kept[0]["refused"]) == ("present", "")
 
 
 def test_a_heartbeat_of_a_thousand_clients_costs_no_message(tmp_path):

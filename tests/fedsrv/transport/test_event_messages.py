@@ -34,7 +34,7 @@ FACTS: dict[str, dict[str, Any]] = {
         "privacy": {"epsilon": 1.5},
         "open": True,
     },
-    "scores": {"metrics": {"a_loc": 0.75}},
+    "scores": {"metrics": {"a_loc": 0.75}, "scored": 2, "unscored": ["1"]},
     "finished": {"metrics": {"a_loc": 0.75}, "state_sha256": "0" * 64},
     "waiting": {"line": "waiting for client 1", "clients": ["1"], "seconds": 3},
     "server": {"work": "generator", "step": 3, "of": 10, "loss": 0.5},
@@ -49,7 +49,10 @@ FACTS: dict[str, dict[str, Any]] = {
     "metrics": {"url": "http://127.0.0.1:9000/metrics"},
     "gone": {"line": "client 1 is gone: nothing was heard for 15 s", "clients": ["1"]},
     "back": {"line": "client 1 is back", "clients": ["1"]},
-    "present": {"clients": ["0", "1"]},
+    "present": {
+        "clients": ["0", "1"],
+        "roster": {"1": {"state": "away", "since": 5.0, "why": "stopped", "refused": "a column"}},
+    },
     "resting": {"line": "the run has learned all it has", "clients": []},
     "growth": {"line": "client 0 with another task"},
     "resumed": {"task": 1, "loss": 0.5, "metrics": {"a_loc": 0.75}},
@@ -103,7 +106,7 @@ def test_a_loss_that_nobody_has_is_none():
     event = Event("commit", detail={**FACTS["commit"], "loss": None, "failed": {}})
     assert event_of(message_of(event)) == event
     metrics = Event("scores", detail={"metrics": {"a_loc": None, "a_glo": 0.5}})
-    assert event_of(message_of(metrics)).detail == {"metrics": {"a_glo": 0.5}}
+    assert event_of(message_of(metrics)).detail["metrics"] == {"a_glo": 0.5}
 
 
 def test_every_kind_that_is_told_has_a_message():

@@ -36,7 +36,7 @@ def served(
     events: EventLog, authority: Path | None = None, port: int = 0
 ) -> tuple[Any, Service, int]:
     """Start a coordinator that has nothing but its events."""
-    there = {"present": lambda: ["0"], "look_after": lambda: None}
+    there = {"present": lambda: {"clients": ["0"]}, "look_after": lambda: None}
     cohort: Any = SimpleNamespace(num_clients=2, most_present=2, **there)
     service = Service("run", {}, cohort, events, guard=CertificateGuard() if authority else Guard())
     keys = None
@@ -102,7 +102,7 @@ def test_status_says_where_a_run_stands(address, monkeypatch, capsys):
         "state: waiting",
         "committed: interaction 1 of 4: round 1, task 0, loss 0.5",
         "scores: a_loc 75.0 %, a_sel 50.0 %",
-        "clients present: 1",
+        "clients present: 1 of 2",
         "waiting: waiting for client 1",
         "failures of client 1: 1",
     ]
