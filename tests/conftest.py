@@ -25,7 +25,7 @@ from fedcli.runtime import state
 from fedmodels import guarded
 from fedmodels.config.experiment import Experiment
 from fedmodels.nets.split import SplitNet
-from fedmodels.plugins import is_here
+from fedmodels.plugins import gone_plugins, is_here
 from fedmodels.tensors.archive import load
 from fedmodels.tensors.bundle import Problem, state_digest
 from fedmodels.training.contexts import START, ClientContext
@@ -101,6 +101,12 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
         gc.enable()
         gc.set_threshold(20_000, 20, 100)  # a full one takes 0.1 s, and came with every few tests
+
+
+def gone_keys() -> set[str]:
+    """Return the keys of a config that plugins bring whose folders are gone."""
+    tables = [brings.get("tables", {}) for _, brings in gone_plugins()]
+    return {f"{table}.{key}" for of in tables for table, keys in of.items() for key in keys}
 
 
 NAMES_PLUGIN = re.compile(r"^(?:from|import) fedplugins\.(\w+)", flags=re.MULTILINE)

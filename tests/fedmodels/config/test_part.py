@@ -92,7 +92,8 @@ def gone(monkeypatch) -> None:
     """Have the plugin of ``[sounds]`` be one of fedtide's whose folder was deleted."""
     tables = {"sounds": {"on": False, "level": 2}, "evaluate": {"loud": False, "hall": None}}
     brings = {"tables": tables, "owns": ["sounds"], "beside": ["sounds"]}
-    monkeypatch.setattr(plugins, "known", lambda: {"sounds": brings})
+    really = {name: plugins.known()[name] for name, _ in plugins.gone_plugins()}
+    monkeypatch.setattr(plugins, "known", lambda: {**really, "sounds": brings})
 
 
 @pytest.mark.usefixtures("gone")
