@@ -176,7 +176,7 @@ def forecast(
     with _directory(place) as own:
         torch.set_num_threads(experiment.training.threads)  # as a client does that joins
         try:
-            with _within(CLOCK, signal.SIGALRM, signal.ITIMER_REAL, _OutOfTime):
+            with _within(CLOCK, "SIGALRM", "ITIMER_REAL", _OutOfTime):
                 return _Trial(experiment, data, device, own, at_once).forecast(tried_s)
         except _OutOfTime:
             raise FedtideError(f"a trial takes longer than {duration(CLOCK)}") from None
@@ -206,23 +206,30 @@ class _OutOfTime(BaseException):
 @contextmanager
 def _within(
     seconds: float,
-    number: signal.Signals = signal.SIGPROF,
-    timer: int = signal.ITIMER_PROF,
+    number: str = "SIGPROF",
+    timer: str = "ITIMER_PROF",
     error: type[BaseException] = _TooLong,
 ) -> Iterator[None]:
-    """End what takes longer than so many seconds, by default of this process's work."""
+    """End what takes longer than so many seconds, by default of this process's work.
+
+    Windows has no such timers: there a trial takes as long as it takes.
+    """
+    if not hasattr(signal, timer):
+        yield
+        return
+    signal_number, which = getattr(signal, number), getattr(signal, timer)
 
     def ring(number: int, frame: Any) -> None:
         raise error
 
-    handler = signal.signal(number, ring)
-    before = signal.setitimer(timer, seconds, AGAIN)
+    handler = signal.signal(signal_number, ring)
+    before = signal.setitimer(which, seconds, AGAIN)
     try:
         yield
     finally:
-        signal.setitimer(timer, 0)
-        signal.signal(number, handler)
-        signal.setitimer(timer, *before)
+        signal.setitimer(which, 0)
+        signal.signal(signal_number, handler)
+        signal.setitimer(which, *before)
 
 
 class _Trial:

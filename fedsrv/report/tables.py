@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.errors import ArchiveError, ConfigError, FedtideError
 from fedmodels.files import write_atomically
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.frame import group_runs
@@ -45,7 +45,7 @@ def report_command(
     for line in [*_given_again(runs), *_cut_short(records), *_mixed(records), *differing]:
         Console(stderr=True).print(line, markup=False, highlight=False, soft_wrap=True)
     if not records:
-        raise unread[0]
+        raise _unreadable(runs, unread[:1])
     console = Console(stderr=as_json)
     if as_json:
         print(json.dumps([{"run": str(run.path), **run.summary} for run in records], indent=1))
@@ -58,7 +58,7 @@ def report_command(
             raise ConfigError(f"the page {html} cannot be written: {error.strerror}") from None
         console.print(f"report written to {html}")
     if unread:
-        raise ArchiveError("; ".join(map(str, unread)))
+        raise _unreadable(runs, unread)
 
 
 def _tabulate(records: Sequence[RunRecord], console: Console, everything: bool) -> None:
@@ -80,6 +80,12 @@ def _read(runs: Sequence[Path]) -> tuple[list[RunRecord], list[ArchiveError]]:
         except ArchiveError as error:
             unread.append(error)
     return found, unread
+
+
+def _unreadable(runs: Sequence[Path], unread: Sequence[ArchiveError]) -> FedtideError:
+    """Return what a command ends with: a place that is no directory is a mistake in its words."""
+    kind = ArchiveError if all(path.is_dir() for path in runs) else ConfigError
+    return kind("; ".join(map(str, unread)))
 
 
 def _given_again(runs: Sequence[Path]) -> list[str]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import runpy
 import shutil
+import signal
 import threading
 from pathlib import Path
 from typing import Any
@@ -372,3 +374,12 @@ def test_scores_are_those_of_the_run(digits, monkeypatch):
 
 def _tried_for_a_second(*_):
     return Work(1.0, 0.0)
+
+
+def test_without_the_timers_of_posix_a_trial_has_no_limit(monkeypatch):
+    """On Windows the module could not be imported."""
+    for name in ("SIGPROF", "SIGALRM", "ITIMER_PROF", "ITIMER_REAL", "setitimer"):
+        monkeypatch.delattr(signal, name)
+    within = runpy.run_path(forecasting.__file__)["_within"]
+    with within(0.0), within(0.0, "SIGALRM", "ITIMER_REAL"):
+        pass

@@ -637,18 +637,20 @@ def test_damage_is_one_line_that_names_the_file(tmp_path, name, content, message
 def test_one_run_that_cannot_be_read_hides_no_other(tmp_path, capsys):
     run, damaged = write_run(tmp_path / "run"), write_run(tmp_path / "damaged")
     (damaged / "summary.json").write_text("{")
-    with pytest.raises(ArchiveError, match=r"summary\.json is damaged.*; .*nowhere is not a run"):
+    with pytest.raises(ConfigError, match=r"summary\.json is damaged.*; .*nowhere is not a run"):
         report.report_command([run, damaged, tmp_path / "nowhere"], tmp_path / "page.html")
     assert "a_loc" in capsys.readouterr().out
     assert (tmp_path / "page.html").exists()
 
 
 def test_what_is_no_run_directory_is_one_line(tmp_path):
-    for path in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(ArchiveError, match="is not a run directory"):
+    """A place that is no directory is a mistake in the command, with the exit status of those."""
+    for path, kind, status in ((tmp_path / "nowhere", ConfigError, 2), (tmp_path, ArchiveError, 1)):
+        with pytest.raises(kind, match="is not a run directory") as error:
             report.report_command([path], None)
+        assert error.value.exit_code == status
     (file := tmp_path / "page.html").touch()
-    with pytest.raises(ArchiveError, match=r"page\.html is a file; name the run directory"):
+    with pytest.raises(ConfigError, match=r"page\.html is a file; name the run directory"):
         report.report_command([file], None)
     with pytest.raises(ConfigError, match="at least one"):
         report.report_command([], None)
