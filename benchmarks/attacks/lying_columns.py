@@ -147,15 +147,19 @@ def heard_of(liar: Any, rules: Rules, root: Path, name: str) -> dict[tuple[int, 
     return found
 
 
-def play(root: Path, allow: Sequence[str] = ALLOWED, asked: Sequence[Wish] = ()) -> list[Finding]:
+def play(
+    root: Path, allow: Sequence[str] = ALLOWED, asked: Sequence[Wish] = (), tell: Sequence[str] = ()
+) -> list[Finding]:
     """Ask two sites for each wish in each place; return what is amiss.
 
     Args:
         root: a directory for tables and states.
         allow: the columns that the sites allow.
         asked: what is asked for; everything unless given.
+        tell: what the sites tell of the columns that they allow.
     """
-    rules, honest, found = Rules.of(allow_column=allow), config(HONEST), list[Finding]()
+    rules, honest = Rules.of(allow_column=allow, tell=tell), config(HONEST)
+    found = list[Finding]()
     asks = [Ask("train"), Ask("the end", {}, 0.0, rpc.ORDER_KIND_FINISH)]
     for number, wish in enumerate(asked or wishes()):
         try:

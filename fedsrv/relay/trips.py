@@ -209,6 +209,9 @@ class RelayedTrips:
     """That of the orders under way."""
     _grouped: Guarded[set[OpenTrip]] = Guarded("changed")
     """The trips of the group: several, where clients came late to the relay."""
+    _runs: Guarded[dict[ClientId, RelayedRun]] = Guarded("changed")
+    """What travels to and from each client that has joined, by the problem that it stated: the
+    coordinator above turns those away later whose problem is not the run's."""
 
     def __init__(
         self,
@@ -223,10 +226,7 @@ class RelayedTrips:
         )
         """The clients of the relay."""
         self.changed, self._clock = self.below.changed, clock
-        self.group, self.joins, self._issue, self._grouped = None, 0, 0, set()
-        self._runs: dict[ClientId, RelayedRun] = {}
-        """What travels to and from each client that has joined, by the problem that it stated: the
-        coordinator above turns those away later whose problem is not the run's."""
+        self.group, self.joins, self._issue, self._grouped, self._runs = None, 0, 0, set(), {}
 
     def begin_join(self) -> None:
         """Note that clients begin to join."""
@@ -249,7 +249,8 @@ class RelayedTrips:
         Raises:
             PayloadError: it has not joined here, or the order names too many classes.
         """
-        found = self._runs.get(client)
+        with self.changed:
+            found = self._runs.get(client)
         if found is None:
             raise PayloadError(f"an order is for client {client}, who has not joined here")
         return found.with_classes(len(order.new_classes))

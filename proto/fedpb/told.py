@@ -76,14 +76,14 @@ words:
   JoinRequest.start_over JoinSeveralRequest.start_over Joining.name ClientDescription.name
   ClientDescription.recipe ClientDescription.dataset LeaveRequest.reason
 announced:
-  TaskCounts.train TaskCounts.test TaskCounts.set_aside TaskCounts.again TensorHeader.shape
+  TaskCounts.train TaskCounts.test TaskCounts.set_aside TensorHeader.shape
   BundleHeader.payload_bytes
 labels:
   ClientDescription.class_names
 moments:
   ClientDescription.mean ClientDescription.std ClientDescription.partition
 text:
-  TaskCounts.why TaskCounts.unusual TaskCounts.drifted
+  TaskCounts.why TaskCounts.unusual TaskCounts.drifted TaskCounts.again
 examples:
   Report.num_examples Report.skipped_examples TrainedOn.rows BeatRequest.epoch BeatRequest.batch
 timing:

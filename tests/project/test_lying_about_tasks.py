@@ -1,8 +1,9 @@
-"""What a site announces of a new task, to a coordinator that may not read one of its columns."""
+"""What a site announces of a new task: nothing of a column or of inputs that it holds back."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ import torch
 
 from benchmarks.attacks.lying_columns import ALLOWED, HONEST, config, problem_of, table
 from benchmarks.attacks.lying_coordinator import Ask, Liar, leaks, told_to
+from fedcli.gate.gate import Gate
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
+from fedmodels.resolution import experiment_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 pytestmark = pytest.mark.loopback
@@ -40,17 +43,28 @@ class Patient(Liar):
         yield from super().Pull(request, context)
 
 
-def heard_by(root: Path, secret: int, rules: Rules) -> Any:
+def same(rows: Sequence[str], old: Sequence[str]) -> Sequence[str]:
+    """Return rows as they are."""
+    return rows
+
+
+def heard_by(
+    root: Path, secret: int, rules: Rules, privacy: Any = None,
+    comes: Callable[[Sequence[str], Sequence[str]], Sequence[str]] = same,
+) -> Any:  # fmt: skip
     """Return what a coordinator hears of a site to which a table comes."""
     states = root / str(secret)
     data, incoming = table(states / "data", secret), states / "incoming"
     incoming.mkdir()
-    run = config(HONEST)
-    schedule = run.schedule.model_copy(update={"open": True, "order": "tasks_outer"})
-    run = run.model_copy(update={"schedule": schedule})
+    made = config(HONEST).to_dict()
+    made["schedule"] |= {"open": True, "order": "tasks_outer"}
+    run = experiment_of(made | ({"privacy": privacy} if privacy else {}))
     (week,) = table(states / "made", secret + 10).glob("*/*.csv")
-    head, *rows = week.read_text().splitlines()  # other rows than the site has already
-    (incoming / "week.csv").write_text("\n".join([head, *(f"1{row}" for row in rows)]))
+    (first,) = data.glob("*/*.csv")
+    old = first.read_text().splitlines()[1:]
+    head, *rows = week.read_text().splitlines()
+    rows = [f"1{row}" for row in rows]  # other rows than the site has already
+    (incoming / "week.csv").write_text("\n".join([head, *comes(rows, old)]))
 
     def joins(address: str, data: Path, states: Path, rules: Rules, ledger: Any) -> None:
         cpu, how = torch.device("cpu"), {"incoming": incoming, "give_up_after": 20.0}
@@ -64,3 +78,33 @@ def test_an_announcement_tells_nothing_of_a_column_that_is_not_allowed(tmp_path)
     sites = {(n, 0): heard_by(tmp_path, n, Rules.of(allow_column=ALLOWED)) for n in range(2)}
     assert all("Announce" in one.calls for one in sites.values())
     assert leaks(sites, ()) == []
+
+
+LEVELS = ("client", "example")
+
+
+def odd(rows: Sequence[str], old: Sequence[str]) -> Sequence[str]:
+    """Return rows under the same labels, far from the others or known from the first task."""
+    far = [",".join(["900", "77.5", *row.split(",")[2:]]) for row in rows]
+    return [*old[:30], *far[30:]]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_with_a_floor_an_announcement_tells_numbers_of_examples_and_nothing_of_inputs(
+    level, tmp_path, monkeypatch
+):
+    """Moments, what is unusual, and how many examples came before would follow from inputs."""
+    floor = f"level={level},epsilon=1e6,delta=1e-3"
+    where = {"where": "clients"} if level == "client" else {}
+    privacy = {"level": level, "noise_multiplier": 4.0, "delta": 1e-3, **where,
+               "allow": ["announced", "examples", "loss"]}  # fmt: skip
+    told = {}
+    for n, comes in enumerate((same, odd)):
+        told[n, 0] = heard_by(tmp_path, n, Rules.of(require_privacy=floor), privacy, comes)
+        assert "Announce" in told[n, 0].calls, told[n, 0].ended
+    assert leaks(told, ()) == []
+    fields = {place.rpartition("/")[2] for place in told[1, 0].fields if "Announce" in place}
+    assert {"TaskCounts.train", "TaskCounts.test"} <= fields
+    monkeypatch.setattr(Gate, "look", lambda gate, message: None)  # so it would notice
+    told[1, 0] = heard_by(tmp_path / "bare", 1, Rules.of(require_privacy=floor), privacy, odd)
+    assert any("TaskCounts.unusual" in one.what for one in leaks(told, ()))

@@ -20,6 +20,12 @@ def test_two_sites_say_the_same_whatever_is_asked_for_that_they_do_not_allow(tmp
     assert play(tmp_path, asked=wishes()[::6]) == []
 
 
+def test_what_a_site_tells_is_told_of_the_columns_and_roles_that_it_allows_alone(tmp_path):
+    """``--tell labels`` lets names of an allowed label leave, and no other column become one."""
+    tell = ["labels", "moments", "text", "metrics", "loss", "failure", "bare"]
+    assert play(tmp_path, asked=wishes()[3::7], tell=tell) == []
+
+
 def test_it_notices_a_site_that_says_what_follows_from_the_column(tmp_path):
     (wish,) = (one for one in wishes() if one.what == f"categories = {{'{SECRET}': ['no', 'yes']}}")
     found = play(tmp_path, [*ALLOWED, SECRET], [wish])
