@@ -100,7 +100,10 @@ def told_of(client: Client, order: rpc.Order, error: Exception) -> tuple[str, rp
 
 
 def accuracies(report: rpc.Report) -> dict[str, float]:
-    """Return the accuracy over a report's test sets, by view and rule; of targets the figures."""
+    """Return the accuracy over a report's test sets, by view and rule; of targets the figures.
+
+    What is kept for validation, which chooses, is no test set.
+    """
     right: dict[str, list[int]] = {}
     if report.figures:
         return {
@@ -110,6 +113,8 @@ def accuracies(report: rpc.Report) -> dict[str, float]:
             for name, value in sorted(one.values.items())
         }
     for one in report.counts:
+        if one.test_set.startswith(f"{VALIDATION}/"):
+            continue
         name = f"{one.view} ({one.rule})" if one.rule else one.view
         sums = right.setdefault(name, [0, 0])
         sums[0] += sum(one.correct)

@@ -406,7 +406,7 @@ def told(mended: Mapping[str, int], columns: Columns) -> list[str]:
     if mended.get("filled"):
         how = "by interpolation" if columns.missing == "interpolate" else "by the mean"
         lines.append(f"{mended['filled']} empty cells are filled {how}")
-    if mended.get("gaps"):
+    if mended.get("gaps") and columns.window is not None:
         lines.append(f"recordings have {mended['gaps']} gaps, over which no window goes")
     if mended.get("midnights"):
         lines.append(

@@ -26,6 +26,10 @@ class Earlier(Protocol):
     def fill(self) -> tuple[float, ...] | None:
         """What empty cells of each column hold, by its first task."""
 
+    @property
+    def classes(self) -> Sequence[str]:
+        """Its classes by now."""
+
     def new(
         self, x: Inputs, wholes: IntArray | None = None, names: Sequence[str] = ()
     ) -> NDArray[np.bool_]:

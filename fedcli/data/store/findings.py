@@ -45,6 +45,9 @@ from fedmodels.training.divergence import HUGE
 LEAKED = 0.01
 """Share of the test examples that may be among the training examples beside those that are equal by
 chance; data sets repeat some."""
+SURE = 0.5
+"""Share of a part that is equal to others beyond which that is an error: it cannot be chance. What
+is less is a note, as equal rows may be different ones."""
 FEW = 2
 """So many examples that are equal say nothing."""
 ONE_PART = "if they are the same ones, keep each in one part"
@@ -269,7 +272,7 @@ class Inspected:
                 f"{leaked} test examples are among its training examples, more than by chance, so "
                 f"scores would be too good: {ONE_PART}"
             )
-            yield self._wrong("leaked", line)
+            yield Finding(line, leaked > SURE * len(self.test), self.name, "leaked")
 
 
 def most_equal(read: Sequence[Inspected], pool: int, count: int) -> float:
@@ -474,7 +477,8 @@ def _between(read: Sequence[Inspected]) -> Iterator[Finding]:
                 f"{some(shared)}, more than by chance: if they are the same ones, give each to one "
                 "client"
             )
-            yield Finding(line, True, one.name, "shared")
+            is_wrong = sum(shared.values()) > SURE * len(one.train)
+            yield Finding(line, is_wrong, one.name, "shared")
     for one in read:
         whose_all = [owner.get(each, one.name) for each in one.test]
         met = [name for name in whose_all if name != one.name]
@@ -483,7 +487,7 @@ def _between(read: Sequence[Inspected]) -> Iterator[Finding]:
                 f"{len(met)} of its test examples are training examples of client "
                 f"{some(sorted(set(met)))}, more than by chance: {ONE_PART}"
             )
-            yield Finding(line, True, one.name, "leaked between")
+            yield Finding(line, len(met) > SURE * len(one.test), one.name, "leaked between")
 
 
 def _in_global_test(root: Path, read: Sequence[Inspected]) -> Iterator[Finding]:
@@ -501,7 +505,7 @@ def _in_global_test(root: Path, read: Sequence[Inspected]) -> Iterator[Finding]:
                 f"global-test: {leaked} of its examples are trained on, more than by chance: "
                 f"{ONE_PART}"
             )
-            yield Finding(line, True)
+            yield Finding(line, leaked > SURE * len(tested))
 
 
 def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:

@@ -55,6 +55,11 @@ class Before:
     by_rows: dict[str, bool] = field(default_factory=dict)
     """Of people whose rows earlier tasks have, whether these are for testing there."""
 
+    @property
+    def classes(self) -> Sequence[str]:
+        """The client's classes by now."""
+        return self.rows.held.file.classes
+
     def new(
         self, x: Inputs, wholes: IntArray | None = None, names: Sequence[str] = ()
     ) -> NDArray[np.bool_]:

@@ -270,6 +270,7 @@ def loaded(
     found = load(data.model_copy(update=update), whose=whose, recipe=recipe, since=since,
                  earlier=earlier)  # fmt: skip
     known = [composed(name) for name in listed(data)]
+    known += [] if earlier is None else [name for name in earlier.classes if known]
     if known and (strange := [name for name in found.class_names if name not in known]):
         lines = [HEAD, *lines_for_texts("classes", strange, known)]
         some = ", ".join(repr(printable(name, MAX_LETTERS)) for name in strange[:SHOWN])
