@@ -243,6 +243,9 @@ class InProcessCohort:
         found: dict[ClientId, Answer] = {}
         declined: dict[ClientId, str] = {}
         for client in clients:
+            if self._admission is not None and not self.workers.has_data(client):
+                declined[client] = "its data are not there"  # away, as over the network
+                continue
             given = self._given(trip, client)
             (result,) = executed(given)
             if result.reason == rpc.FAILURE_REASON_DECLINED:

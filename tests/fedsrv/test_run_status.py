@@ -173,3 +173,24 @@ def test_an_open_run_has_no_last_interaction():
     assert RunStatus.of([going_on]).place == "interaction 60: round 60, task 0"
     line = EventFormatter().line(going_on)
     assert line.startswith("interaction 60: round 60, task 0 committed")
+
+
+def test_the_roster_says_who_is_away_who_is_out_and_whose_file_was_refused():
+    """Also of clients of which no event tells: they were away before the coordinator began."""
+    roster = {
+        "0": {"state": "present", "since": 5.0, "why": "", "refused": "column 'x' is missing"},
+        "1": {"state": "away", "since": 5.0, "why": "stopped", "refused": ""},
+        "2": {"state": "out", "since": 5.0, "why": "an operator retired it", "refused": ""},
+    }
+    told = {"clients": ["0"], "roster": roster}
+    status = RunStatus.of(
+        [
+            Event("listening", detail={"clients": 5, "needed": 5, "address": "h:1"}),
+            Event("present", detail=told),
+        ]
+    )
+    assert (status.members, status.gone, status.present) == (["0", "1"], ["1"], ["0"])
+    lines = status.lines()
+    assert "clients present: 1 of 2, 2 never seen" in lines
+    assert any(line.startswith("gone: client 1 since") and "(stopped)" in line for line in lines)
+    assert "refused of client 0: column 'x' is missing" in lines

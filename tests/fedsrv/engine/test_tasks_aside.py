@@ -332,3 +332,18 @@ def test_each_new_task_is_taken_or_refused_by_itself_and_no_mark_is_taken_back()
     assert [task.get("set_aside", False) for task in again] == [False, True, False, True]
     with pytest.raises(PayloadError, match="max_classes = 3"):  # nobody is known by this id
         taken.check(1, taken.taken(1, text))
+
+
+def test_one_missing_directory_of_a_client_ends_no_run(own, tmp_path):
+    """Client 1 is away as over the network: the run goes on with the others, and with it later."""
+    many(own, 3)
+    run, three = tmp_path / "run", {"schedule": {"clients": 3}}
+    opened(own, run, **three)
+    shutil.move(own / "1", tmp_path / "elsewhere")
+    add_task(own, 0, arrays_in(tmp_path / "march", [1, 2], 0))
+    opened(own, run, **three)
+    assert trained(run)[-1][0] == [0, 2]
+    shutil.move(tmp_path / "elsewhere", own / "1")
+    add_task(own, 0, arrays_in(tmp_path / "april", [1, 2], 1))
+    assert opened(own, run, "close", **three)
+    assert trained(run)[-1][0] == [0, 1, 2]
