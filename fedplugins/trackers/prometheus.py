@@ -160,7 +160,9 @@ class Scrapes:
                 self._changed.wait(left)
 
 
-def export(events: EventLog, run: Path, host: str, port: int) -> Ending:
+def export(
+    events: EventLog, run: Path, host: str, port: int, allowed_hosts: tuple[str, ...] = ()
+) -> Ending:
     """Serve the metrics of a run at ``http://HOST:PORT/metrics``; return what ends that.
 
     The page says how the run has ended: whoever scrapes it regularly gets to see that.
@@ -182,7 +184,7 @@ def export(events: EventLog, run: Path, host: str, port: int) -> Ending:
         scrapes.note()
         return Response(body, kind)
 
-    server = PageServer(host, port, {"/metrics": answer, "/": answer})
+    server = PageServer(host, port, {"/metrics": answer, "/": answer}, allowed_hosts=allowed_hosts)
     events.tell("metrics", url=f"{server.url}metrics")
     end_telling = events.follow(exporter.take, "metrics")
     stop = server.begin("metrics")

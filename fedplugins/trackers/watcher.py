@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from fedsrv.events import Ending, EventLog
 
 
-def _export(events: EventLog, run: Path, host: str, port: int) -> Ending:
+def _export(events: EventLog, run: Path, host: str, port: int, allowed: tuple[str, ...]) -> Ending:
     from fedplugins.trackers.prometheus import export
 
-    return export(events, run, host, port)
+    return export(events, run, host, port, allowed)
 
 
 METRICS = Watcher("--metrics-port", "Metrics for Prometheus; loopback unless HOST:PORT.", _export)

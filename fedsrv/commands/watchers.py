@@ -25,9 +25,10 @@ class Watcher:
 
     option: str
     help: str
-    begin: Callable[[EventLog, Path, str, int], Ending]
-    """Serves it, by the events and the directory of a run, at a host and a port, and returns what
-    ends that. It may raise a ConfigError: the place cannot be used, or a package is missing."""
+    begin: Callable[[EventLog, Path, str, int, tuple[str, ...]], Ending]
+    """Serves it, by the events and the directory of a run, at a host and a port, also for those who
+    ask by further names, and returns what ends that. It may raise a ConfigError: the place cannot
+    be used, or a package is missing."""
 
     @property
     def parameter(self) -> Parameter:
@@ -41,10 +42,25 @@ class Watcher:
         )
 
 
-def _live_page(events: EventLog, run: Path, host: str, port: int) -> Ending:
+ALLOWED = "--allowed-hosts"
+Allowed = Annotated[
+    list[str] | None,
+    typer.Option(
+        ALLOWED,
+        metavar="NAME",
+        help="A name by which pages may be asked for, such as of a service or of a proxy; * stands "
+        "for any letters. Addresses and this machine's own name always may.",
+        rich_help_panel="Watching",
+    ),
+]
+
+
+def _live_page(
+    events: EventLog, run: Path, host: str, port: int, allowed: tuple[str, ...]
+) -> Ending:
     from fedsrv.dashboard.live import show
 
-    return show(events, run, host, port)
+    return show(events, run, host, port, allowed)
 
 
 DASHBOARD = Watcher("--dashboard", "A live page of the run; loopback unless HOST:PORT.", _live_page)
@@ -57,17 +73,23 @@ def watchers() -> tuple[Watcher, ...]:
 
 
 def with_watchers(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the option of each watcher; ``watched`` gets the places that are given."""
+    """Give a command the option of each watcher; ``watched`` gets the places that are given.
+
+    With them come the names that are allowed to ask, with commas between.
+    """
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
         places = {w.option: given.pop(w.parameter.name) for w in watchers()}
         watched = {option: place for option, place in places.items() if place is not None}
+        if names := given.pop("allowed_hosts"):
+            watched[ALLOWED] = ",".join(names)
         command(**given, watched=watched)
 
     form = inspect.signature(command, eval_str=True)
     kept = [one for one in form.parameters.values() if one.name != "watched"]
-    further = [watcher.parameter for watcher in watchers()]
+    names = Parameter("allowed_hosts", Parameter.KEYWORD_ONLY, default=None, annotation=Allowed)
+    further = [*(watcher.parameter for watcher in watchers()), names]
     run.__signature__ = form.replace(parameters=[*kept, *further])  # type: ignore[attr-defined]
     return run
 
@@ -78,11 +100,16 @@ def wanted(
     """Return what follows a run's events, by the places that options name.
 
     Raises:
-        ConfigError: a place is none, or other machines reach it and ``insecure`` is not given.
+        ConfigError: a place is none, or other machines reach it and ``insecure`` is not given; or
+            names are allowed to ask for no page.
     """
+    allowed = tuple(filter(None, watched.get(ALLOWED, "").split(",")))
+    if allowed and len(watched) == 1:
+        options = " or ".join(watcher.option for watcher in watchers())
+        raise ConfigError(f"{ALLOWED} is for {options}, and none is given")
 
     def follow(watcher: Watcher, host: str, port: int, events: EventLog) -> Ending:
-        return watcher.begin(events, run, host, port)
+        return watcher.begin(events, run, host, port, allowed)
 
     return [
         functools.partial(

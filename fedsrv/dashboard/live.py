@@ -295,7 +295,7 @@ def _size(path: Path) -> int:
         return -1
 
 
-def page_server(host: str, port: int, page: LivePage) -> PageServer:
+def page_server(host: str, port: int, page: LivePage, names: tuple[str, ...] = ()) -> PageServer:
     """Return a server of a run's live page.
 
     Raises:
@@ -316,7 +316,7 @@ def page_server(host: str, port: int, page: LivePage) -> PageServer:
     allowed = (
         f"script-src '{script()}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
     )
-    return PageServer(host, port, pages, f"{POLICY}; {allowed}")
+    return PageServer(host, port, pages, f"{POLICY}; {allowed}", names)
 
 
 @cache
@@ -326,14 +326,16 @@ def script() -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(source).digest()).decode()}"
 
 
-def show(events: EventLog, run: Path, host: str, port: int) -> Ending:
+def show(
+    events: EventLog, run: Path, host: str, port: int, allowed_hosts: tuple[str, ...] = ()
+) -> Ending:
     """Serve the live page of a run that goes on; return what ends that.
 
     Raises:
         ConfigError: the place cannot be used.
     """
     page = LivePage(run)
-    server = page_server(host, port, page)
+    server = page_server(host, port, page, allowed_hosts)
     events.tell("dashboard", url=server.url)
     end_telling = events.follow(page.take, "dashboard")
     stop = server.begin("dashboard")

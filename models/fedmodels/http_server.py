@@ -252,7 +252,14 @@ class PageServer(HttpServer):
 
     most, share = MAX_TO_PAGES, SHARE_OF_PAGES
 
-    def __init__(self, host: str, port: int, pages: Pages, policy: str = POLICY) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        pages: Pages,
+        policy: str = POLICY,
+        allowed_hosts: tuple[str, ...] = (),
+    ) -> None:
         """Bind to a place; raise ConfigError if that is not possible."""
         self._policy, self.known = policy, " and ".join(pages)
 
@@ -262,7 +269,7 @@ class PageServer(HttpServer):
 
             return Route(path, answer)
 
-        super().__init__(host, port, [*map(route, pages)], SLACK_S)
+        super().__init__(host, port, [*map(route, pages)], SLACK_S, allowed_hosts)
 
     def sent(self, answer: Response) -> HttpResponse:
         """Return an answer as HTTP, with the policy of these pages."""

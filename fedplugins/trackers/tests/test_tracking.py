@@ -702,13 +702,14 @@ def test_a_missing_extra_is_said_first(tmp_path, monkeypatch, name):
 def test_the_page_of_prometheus_has_the_same_checks(tmp_path):
     pytest.importorskip("prometheus_client")
     events = EventLog()
-    end = export(events, tmp_path, "127.0.0.1", 0)
+    end = export(events, tmp_path, "127.0.0.1", 0, ("*.svc.example",))
     url = urlsplit(events._kept[0].detail["url"])
     assert url.hostname is not None
     assert url.port is not None
     place = (url.hostname, url.port)
     assert got(place, url.path) == 200
     assert got(place, url.path, Host="evil.example") == 421
+    assert got(place, url.path, Host="run.svc.example") == 200
     assert got(place, url.path, "POST") == 405
     assert got(place, "/config.toml") == 404
     with pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: .*give another port"):

@@ -56,7 +56,7 @@ def run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def going_on(run: Path) -> Iterator[tuple[EventLog, str]]:
     """Return the events and the address of a page whose run is told of."""
     events = EventLog()
-    end = show(events, run, "127.0.0.1", 0)
+    end = show(events, run, "127.0.0.1", 0, ("*.svc.example",))
     yield events, urlsplit(events._kept[0].detail["url"]).netloc
     end()
 
@@ -216,7 +216,7 @@ def test_only_this_page_and_its_state_are_served(going_on):
     [
         ("127.0.0.1:1", 200), ("localhost", 200), ("[::1]:8080", 200), ("LOCALHOST:8", 200),
         ("evil.example", 421), ("localhost.evil.example:80", 421), ("", 421), ("127.0.0.1@x", 421),
-        ("a:b:c", 421),
+        ("a:b:c", 421), ("run.svc.example:80", 200),
     ],
 )  # fmt: skip
 def test_a_name_that_points_here_is_not_answered(going_on, host, status):

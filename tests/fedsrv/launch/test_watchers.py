@@ -33,18 +33,22 @@ def test_an_option_of_a_watcher_comes_to_the_command_as_what_is_watched():
     def run(out: Path = Path("run"), watched: Mapping[str, str] = {}) -> None:
         given.append((out, watched))
 
-    for words in ([], ["--lamp-port", "8080", "--out", "x"]):
+    names = ["--allowed-hosts", "a.example", "--allowed-hosts", "*.b"]
+    lit = {"--lamp-port": "8080"}
+    for words in ([], ["--lamp-port", "8080", "--out", "x"], ["--lamp-port", "8080", *names]):
         assert CliRunner().invoke(app, words).exit_code == 0
-    assert given == [(Path("run"), {}), (Path("x"), {"--lamp-port": "8080"})]
+    named = {**lit, "--allowed-hosts": "a.example,*.b"}
+    assert given == [(Path("run"), {}), (Path("x"), lit), (Path("run"), named)]
     assert "A lamp." in CliRunner().invoke(app, ["--help"]).output
 
 
 @pytest.mark.usefixtures("lamp")
 def test_a_watcher_gets_the_events_the_directory_and_its_place():
     events = EventLog()
-    (follow,) = wanted({"--lamp-port": "8080"}, Path("run"), False)
+    watched = {"--lamp-port": "8080", "--allowed-hosts": "a.example,*.b"}
+    (follow,) = wanted(watched, Path("run"), False)
     end = follow(events)
-    assert [(events, Path("run"), "127.0.0.1", 8080)] == TOLD
+    assert [(events, Path("run"), "127.0.0.1", 8080, ("a.example", "*.b"))] == TOLD
     end()
     assert TOLD == []
     assert wanted({}, Path("run"), False) == []
@@ -56,3 +60,9 @@ def test_a_place_that_others_reach_must_be_meant():
     with pytest.raises(ConfigError, match=line):
         wanted({"--lamp-port": "0.0.0.0:80"}, Path("run"), False)
     assert len(wanted({"--lamp-port": "0.0.0.0:80"}, Path("run"), True)) == 1
+
+
+@pytest.mark.usefixtures("lamp")
+def test_names_that_may_ask_for_no_page_are_refused():
+    with pytest.raises(ConfigError, match="--allowed-hosts is for --lamp-port, and none is given"):
+        wanted({"--allowed-hosts": "a.example"}, Path("run"), False)
