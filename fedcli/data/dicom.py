@@ -26,6 +26,13 @@ GREYS = {"MONOCHROME1": True, "MONOCHROME2": False}
 """Whether the lowest value is white."""
 COLOURS = ("RGB", "PALETTE COLOR", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 
+SHADES = (
+    "PhotometricInterpretation", "PixelRepresentation", "BitsStored", "BitsAllocated",
+    "RescaleSlope", "RescaleIntercept", "ModalityLUTSequence", "WindowCenter", "WindowWidth",
+    "VOILUTFunction", "VOILUTSequence",
+)  # fmt: skip
+"""The tags by which stored values become shades."""
+
 
 def is_dicom(path: Path) -> bool:
     """Tell by its content whether a file is an image of DICOM; its name often has no ending."""
@@ -110,8 +117,39 @@ def _pictures(pydicom: Any, file: BinaryIO, frames: str | None) -> list[Image.Im
     shades = shades if count > 1 else shades[None]
     shades = shades[:1] if frames == "first" else shades
     if kind in GREYS:
-        return [Image.fromarray(_grey(pydicom, one, found)) for one in shades]
+        return [
+            Image.fromarray(_grey(pydicom, one, _tags_of(pydicom, found, number)))
+            for number, one in enumerate(shades)
+        ]
     return [Image.fromarray(_colour(pydicom, one, found)) for one in shades]
+
+
+def _tags_of(pydicom: Any, found: Any, frame: int) -> Any:
+    """Return what says how a frame's values become shades; a tag without a value is not there.
+
+    It stands in the functional groups of the frame, in those that all frames share, or at the top
+    (PS3.3 C.7.6.16).
+    """
+    tags = pydicom.Dataset()
+    _take(tags, found)
+    shared = found.get("SharedFunctionalGroupsSequence") or ()
+    own = found.get("PerFrameFunctionalGroupsSequence") or ()
+    for group in (*shared[:1], *own[frame : frame + 1]):
+        for name in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            for item in (group.get(name) or ())[:1]:
+                _take(tags, item)
+    return tags
+
+
+def _take(tags: Any, item: Any) -> None:
+    """Put the tags of an item that have a value into others."""
+    for name in SHADES:
+        if name in item and not _is_empty(item[name].value):
+            tags[name] = item[name]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (hasattr(value, "__len__") and not len(value))
 
 
 def _grey(pydicom: Any, values: NDArray[Any], found: Any) -> NDArray[Any]:
@@ -129,6 +167,8 @@ def _grey(pydicom: Any, values: NDArray[Any], found: Any) -> NDArray[Any]:
             values = values.astype(np.int64)
         values = pydicom.pixels.apply_voi_lut(values, found).astype(np.float64)
     share = np.clip((values - lowest) / (highest - lowest), 0, 1)
+    if has_window and "VOILUTSequence" not in found and found.get("RescaleSlope", 1) < 0:
+        share = 1 - share  # pydicom maps a window from the end where stored values are 0
     share = 1 - share if GREYS[found.PhotometricInterpretation] else share
     is_deep = found.BitsStored > 8
     return np.rint(share * (65535 if is_deep else 255)).astype(np.uint16 if is_deep else np.uint8)
@@ -150,7 +190,10 @@ def _colour(pydicom: Any, values: NDArray[Any], found: Any) -> NDArray[np.uint8]
     """Return the colours (H, W, 3) of a picture; pydicom has made red, green and blue of others."""
     if found.PhotometricInterpretation == "PALETTE COLOR":
         values = pydicom.pixels.apply_color_lut(values, found)
-        values = values >> 8 if values.dtype == np.uint16 else values
+        tables = (found[f"{name}PaletteColorLookupTableData"].value for name in
+                  ("Red", "Green", "Blue"))  # fmt: skip
+        is_deep = any(any(bytes(table)[1::2]) for table in tables)  # else entries have 8 bits
+        values = values >> 8 if values.dtype == np.uint16 and is_deep else values
     elif found.BitsStored != 8:
         raise ValueError(f"its colours have {found.BitsStored} bits: save it with 8")
     return np.ascontiguousarray(values.astype(np.uint8))
