@@ -64,7 +64,9 @@ class Columns(StrictTable):
 
     label: str = "label"
     """Column that names the class of a row."""
-    target: Annotated[Names | None, BeforeValidator(_listed)] = None
+    target: Annotated[
+        Names | None, BeforeValidator(_listed, json_schema_input_type=str | Names | None)
+    ] = None
     """Column of numbers to predict, or several, in place of the class of a row: regression. The
     target of a window is that of its last row."""
     target_mean: Numbers | None = None

@@ -179,7 +179,10 @@ class Privacy(StrictTable):
     """How many examples of each class a client tells: as many as it has; ``rounded`` up to a power
     of two; or ``none``, for each task their sum alone. Unless ``exact``, scores are sums over
     classes. Methods that send or read class counts are refused: docs/privacy.md."""
-    secure_sum: Annotated[SecureSum | None, BeforeValidator(_defaults)] = None
+    secure_sum: Annotated[
+        SecureSum | None,
+        BeforeValidator(_defaults, json_schema_input_type=bool | SecureSum | None),
+    ] = None
     """Let the coordinator see sums of uploads alone: ``true``, or a table with what differs from
     the defaults (docs/secure-aggregation.md)."""
 

@@ -131,6 +131,14 @@ def test_the_schema_knows_every_key_of_the_configs_that_come_along():
     assert tables["Schedule"]["properties"]["clients"]["description"] == "Clients of the run."
 
 
+def test_the_schema_takes_what_a_config_may_give_in_short():
+    """``target = "y"`` of a preset was none of its forms, nor was ``secure_sum = true``."""
+    for key, kind in (("target", "string"), ("secure_sum", "boolean")):
+        keys = [table.get("properties", {}) for table in config_schema()["$defs"].values()]
+        forms = [form for each in keys for form in each.get(key, {}).get("anyOf", ())]
+        assert kind in {form.get("type") for form in forms}, key
+
+
 def test_metrics_in_the_terminal():
     assert list(metrics_table(()).columns[0].cells) == list(METRICS)
     text = text_of(metrics_table(["a_loc_minority", "afm"]))
