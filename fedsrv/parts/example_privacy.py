@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.position import Task
 from fedmodels.privacy.coverage import assumptions, check_allowed
@@ -22,7 +23,7 @@ from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, end_before
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart, Settle
 from fedsrv.events import EventLog
-from fedsrv.parts.private_rounds import told
+from fedsrv.parts.private_rounds import rule_of_noise, told
 from fedsrv.state.record import Record, of_parts, trained_in
 from fedsrv.state.store import Store
 
@@ -48,6 +49,11 @@ class ExamplePrivacy(ServerPart):
         privacy = self.experiment.privacy
         assert privacy is not None, "there is something to hide"
         self.privacy, self.limit, self.delta = privacy, privacy.epsilon, privacy.chance
+
+    @classmethod
+    def takes_up(cls, store: Store, before: Experiment) -> Mapping[str, str]:
+        """Say so if clients drew their noise by another rule when the run began."""
+        return rule_of_noise(store)
 
     def gathered(self, plan: Plan) -> None:
         """Check that the method, and the config, fit; take what was spent up to the last commit.

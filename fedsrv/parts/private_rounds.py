@@ -63,7 +63,20 @@ REFUSED = "the method refuses its upload; the coordinator's log says why"
 """What is told of an upload that noise hides: the reason may tell of its values."""
 SPENT = {"epsilon", "epsilon_next"}
 """What clients tell of their own privacy, as ``[privacy]`` itself asks."""
+NOISE = 2
+"""The rule by which clients' noise follows from what they train; another number is another rule."""
+OTHER_NOISE = (
+    "note: the run began under a release that drew clients' noise by another rule: from here on it "
+    "has other noise than a run of one release, and a training that is done again is charged again"
+)
 log = logging.getLogger(__name__)
+
+
+def rule_of_noise(store: Store) -> Mapping[str, str]:
+    """Return the rule of clients' noise as a fact of a run; say so if it began with another one."""
+    if store.committed >= 0 and store.ledger.fact("noise", int) != NOISE:
+        log.warning(OTHER_NOISE)
+    return {"noise": str(NOISE)}
 
 
 class ClientPrivacy(ServerPart):
@@ -91,7 +104,8 @@ class ClientPrivacy(ServerPart):
         """Let the run draw from the secret of its releases; ArchiveError where they are gone."""
         store.secret = cls.releases_of(store).secret
         store.states_lines(NAME)
-        return {}
+        privacy = store.experiment.privacy
+        return rule_of_noise(store) if privacy and privacy.noise_at_clients else {}
 
     @staticmethod
     def releases_of(store: Store) -> ReleaseLog:

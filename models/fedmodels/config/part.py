@@ -187,17 +187,3 @@ def _without(
         if not is_default and (is_whole or key in defaults):
             raise ConfigError(gone(f"[{table}]" if is_whole else f"[{table}] {key}", owner))
     return {key: value for key, value in given.items() if key not in defaults}
-
-
-def with_gone(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tables of an experiment with the defaults of plugins that are gone.
-
-    A digest of them is the same with a plugin that is off and without it.
-    """
-    found = dict(tables)
-    for _, brings in gone_plugins():
-        for name, defaults in brings.get("tables", {}).items():
-            if name not in brings["beside"]:
-                told = {key: value for key, value in defaults.items() if value is not None}
-                found[name] = {**told, **found.get(name, {})}
-    return found

@@ -17,7 +17,6 @@ from fedmodels.code_names import is_own, short_name
 from fedmodels.config.bounds import HERE, NAMED, TableAt, canonical
 from fedmodels.config.combinations import BESIDE
 from fedmodels.config.experiment import Experiment
-from fedmodels.config.part import with_gone
 
 
 def without_places(
@@ -73,22 +72,31 @@ def settings_digest(experiment: Experiment) -> bytes:
     """
     tables = _uploading(experiment)
     rate = experiment.training.lr_schedule
-    tables["server"].pop("max_rollback", None)
+    left_out = [("server", "max_rollback")]
     if not (rate and rate.follows_rounds):
-        tables["schedule"].pop("rounds", None)
+        left_out.append(("schedule", "rounds"))
+    for name, key in left_out:
+        kept = {other: value for other, value in tables.pop(name, {}).items() if other != key}
+        tables |= {name: kept} if kept else {}
     return _digest(tables)
 
 
 def whole_digest(experiment: Experiment) -> bytes:
     """Return a digest, 32 bytes, of all settings but those that only a client itself settles.
 
-    It tells a training from another one: it leaves out no key that code of a method may read.
+    It tells a training from another one: two experiments that differ in any key that code of a
+    method may read have two digests.
     """
     return _digest(_uploading(experiment))
 
 
 def _uploading(experiment: Experiment) -> dict[str, Any]:
-    tables = with_gone(without_places(experiment.to_dict()))
+    """Return the keys that are not at their defaults.
+
+    A key that a release adds, or one of a plugin that is gone, so changes no digest. None is kept:
+    it may stand where the default is another.
+    """
+    tables = without_places(experiment.model_dump(mode="json", exclude_defaults=True))
     return {name: table for name, table in tables.items() if name not in BESIDE}
 
 

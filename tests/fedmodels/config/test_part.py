@@ -21,12 +21,12 @@ from fedmodels.config.part import (
     with_plugins,
     without_gone,
 )
-from fedmodels.config.sent import settings_digest, table_in, whole_digest, without_places
+from fedmodels.config.sent import table_in, without_places
 from fedmodels.errors import ConfigError
 from fedmodels.numerics.metric_tables import OF_PLUGINS
 from fedmodels.resolution import received_experiment
 from fedsrv.catalogue import meanings_of
-from tests.conftest import TABLES, tiny_experiment
+from tests.conftest import TABLES
 
 
 def test_places_are_below_a_room_of_the_core_or_below_the_plugin():
@@ -128,21 +128,6 @@ class Louder(StrictTable):
     """Whether."""
     hall: int | None = None
     """Where."""
-
-
-def test_a_digest_is_the_same_with_a_plugin_that_is_off_and_without_it(monkeypatch, gone):
-    """With it, a resolved config states the keys at their defaults; None is left out."""
-    experiment = tiny_experiment()
-    without = settings_digest(experiment), whole_digest(experiment)
-    monkeypatch.undo()
-    plain = settings_digest(experiment), whole_digest(experiment)
-    assert without != plain
-    tables = {
-        **experiment.to_dict(),
-        "evaluate": {**experiment.to_dict()["evaluate"], "loud": False},
-    }
-    monkeypatch.setattr(Experiment, "to_dict", lambda self: tables)
-    assert (settings_digest(experiment), whole_digest(experiment)) == without
 
 
 def test_keys_of_a_plugin_join_a_table_of_the_core(monkeypatch):
