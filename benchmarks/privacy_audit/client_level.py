@@ -71,6 +71,10 @@ class Releases:
         """Return how many releases there are."""
         return len(self.contents)
 
+    def until(self, *_: object) -> int:
+        """Return all of them: no play repeats an interaction."""
+        return len(self.contents)
+
     def note(self, interaction: int, content: Tensor, *_: object) -> None:
         """Keep a release."""
         self.contents.append(content.clone())

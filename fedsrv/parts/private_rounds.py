@@ -202,13 +202,20 @@ class ClientPrivacy(ServerPart):
         if not (spent := [r["privacy"] for r in map(of_parts, records) if "privacy" in r]):
             return {}
         noise = {"noise_multiplier": self.privacy.noise_multiplier}
-        return {"privacy": {**spent[-1], **noise, "assumes": assumptions(self.experiment)}}
+        whole = {**spent[-1], **self._spent(len(self.releases))}  # also of what nobody committed
+        return {"privacy": {**whole, **noise, "assumes": assumptions(self.experiment)}}
 
     # --- what it costs ----------------------------------------------------------------------------
 
     def cost(self, times: int) -> float:
         """Return the epsilon of a number of releases, at the run's delta."""
         return epsilon_of(self._released(times), self.delta)
+
+    def _spent(self, times: int) -> dict[str, Any]:
+        """Return what a number of releases cost, as records have it."""
+        renyi = renyi_epsilon_of(self._released(times), self.delta)
+        costs = {"epsilon": self.cost(times), "epsilon_renyi": renyi}
+        return {**costs, "delta": self.delta, "releases": times}
 
     def _released(self, times: int) -> tuple[GaussianReleases, ...]:
         """Return a number of releases, as the accountant takes them."""
@@ -277,12 +284,7 @@ class ClientPrivacy(ServerPart):
             found = self._of_clients(ctx, of, given, sent, folded)
         else:
             self._note(ctx.interaction, torch.zeros(0))
-        self.facts |= {
-            "epsilon": self.cost(len(self.releases)),
-            "epsilon_renyi": renyi_epsilon_of(self._released(len(self.releases)), self.delta),
-            "delta": self.delta,
-            "releases": len(self.releases),
-        }
+        self.facts |= self._spent(self.releases.until(ctx.interaction))
         return found
 
     def _at_server(

@@ -120,10 +120,8 @@ class Spending:
             self._floor.note(charge, self.path.parent)
         ledger.note(charge, privacy.epsilon, privacy.chance)
         self._mark.set(ledger)
-        return {
-            "epsilon": ledger.epsilon(privacy.chance),
-            "epsilon_next": ledger.epsilon(privacy.chance, charge),
-        }
+        spent, after = ledger.epsilons_after(privacy.chance, charge)
+        return {"epsilon": spent, "epsilon_next": after}
 
     def _opened(self, order: rpc.Order) -> PrivacyLedger:
         if self._ledger is None:

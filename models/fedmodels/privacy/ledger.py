@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -28,6 +29,8 @@ from fedmodels.privacy.ledger_file import LedgerFile
 
 Level = Literal["example", "client"]
 FORMAT = 1
+_LAST = 2**63 - 1
+"""The highest number that a database can give a row."""
 _TABLES = {
     "facts": "name TEXT PRIMARY KEY, value TEXT NOT NULL",
     "examples": "digest BLOB PRIMARY KEY, cut TEXT NOT NULL, keys BLOB NOT NULL",
@@ -112,12 +115,33 @@ class PrivacyLedger(LedgerFile):
         """
         with self._told():
             self._refresh()
-        return self._epsilon(delta, charge)
+        return self._epsilon(self._exposures, delta, charge)
 
-    def _epsilon(self, delta: float, charge: Charge | None = None) -> float:
-        parts: dict[str, list[History]] = {c: e.histories() for c, e in self._exposures.items()}
+    def epsilons_after(self, delta: float, charge: Charge) -> tuple[float, float]:
+        """Return what was spent once a training was charged, and as if it were done once more.
+
+        Trainings that were charged later do not count: a client may have trained on when an
+        interaction is done again.
+
+        Raises:
+            ArchiveError: the file is damaged.
+        """
+        query = "SELECT number FROM trainings WHERE name = ?"
+        with self._told():
+            self._refresh()
+            (number,) = self._db.execute(query, (charge.row,)).fetchone()
+            exposures = self._exposures
+            if number < self._seen:
+                exposures = {}
+                self._expose(exposures, self._trainings(0, number))
+        return self._epsilon(exposures, delta), self._epsilon(exposures, delta, charge)
+
+    def _epsilon(
+        self, exposures: Mapping[str, Exposures], delta: float, charge: Charge | None = None
+    ) -> float:
+        parts: dict[str, list[History]] = {cut: of.histories() for cut, of in exposures.items()}
         if charge is not None:
-            of = self._exposures.get(charge.cut, Exposures())
+            of = exposures.get(charge.cut, Exposures())
             parts[charge.cut] = of.histories(self._keys_of(charge), charge.releases)
         if len(parts) == 1:
             return epsilon_of_histories(next(iter(parts.values())), delta)
@@ -135,7 +159,7 @@ class PrivacyLedger(LedgerFile):
     def _check(self, charge: Charge, limit: float | None, delta: float) -> None:
         if limit is None:
             return
-        epsilon = self._epsilon(delta, charge)
+        epsilon = self._epsilon(self._exposures, delta, charge)
         if epsilon > limit * (1 + 1e-9):
             raise OrderDeclined(
                 f"one more training would make epsilon {epsilon:.4g} at delta {delta:g}, beyond "
@@ -175,8 +199,22 @@ class PrivacyLedger(LedgerFile):
 
     def _refresh(self) -> None:
         """Take in the trainings that were charged since the last look."""
-        query = "SELECT number, name, examples, releases FROM trainings WHERE number > ?"
-        new = self._db.execute(f"{query} ORDER BY number", (self._seen,)).fetchall()
+        new = self._trainings(self._seen, _LAST)
+        self._expose(self._exposures, new)
+        if new:
+            self._seen = new[-1][0]
+            self._rows |= {row for _, row, _, _ in new}
+            self._names |= {row.partition("/")[0] for _, row, _, _ in new}
+
+    def _trainings(self, after: int, until: int) -> list[tuple[int, str, bytes | None, str]]:
+        """Return number, name, examples and releases of trainings, as they were charged."""
+        query = "SELECT number, name, examples, releases FROM trainings WHERE number > ? AND"
+        return self._db.execute(f"{query} number <= ? ORDER BY number", (after, until)).fetchall()
+
+    def _expose(
+        self, exposures: dict[str, Exposures], new: Sequence[tuple[int, str, bytes | None, str]]
+    ) -> None:
+        """Add what trainings released of their examples."""
         by_set: dict[bytes | None, list[GaussianReleases]] = {}
         for _, _, digest, releases in new:
             found = [GaussianReleases(*one) for one in json.loads(releases)]
@@ -184,14 +222,10 @@ class PrivacyLedger(LedgerFile):
         sets = {digest: self._set_of(digest) for digest in by_set}
         for cut in {cut for cut, _ in sets.values()}:
             of_cut = [keys for other, keys in sets.values() if other == cut]
-            exposures = self._exposures.setdefault(cut, Exposures())
-            exposures.learn(np.unique(np.concatenate(of_cut)))  # at once, as they may be many
+            exposed = exposures.setdefault(cut, Exposures())
+            exposed.learn(np.unique(np.concatenate(of_cut)))  # at once, as they may be many
         for digest, (cut, keys) in sets.items():
-            self._exposures[cut].add(keys, by_set[digest])
-        if new:
-            self._seen = new[-1][0]
-            self._rows |= {row for _, row, _, _ in new}
-            self._names |= {row.partition("/")[0] for _, row, _, _ in new}
+            exposures[cut].add(keys, by_set[digest])
 
     def _set_of(self, digest: bytes | None) -> tuple[str, Keys]:
         """Return how the examples of a training were cut, and their keys."""

@@ -90,6 +90,13 @@ class ReleaseLog:
         done = {number for number, _ in self._made}
         return len(self._made) + len({*range(interaction + 1)} - done)
 
+    def until(self, interaction: Interaction) -> int:
+        """Return how many releases were made of interactions up to one.
+
+        Later ones may be there where it is computed once more.
+        """
+        return sum(number <= interaction for number, _ in self._made)
+
     def has(self, interaction: Interaction, content: Tensor) -> bool:
         """Tell whether a release of this content was made before."""
         return self._one(interaction, content) in self._made

@@ -204,3 +204,20 @@ def test_what_an_earlier_version_charged_counts(tmp_path):
     assert ledger.epsilon(DELTA) == epsilon_of((SIX,), DELTA)
     ledger.note(replace(charge("one", None), made="this"), None, DELTA)
     assert ledger.epsilon(DELTA) == pytest.approx(epsilon_of((SIX, SIX), DELTA))
+
+
+def test_what_is_told_after_a_training_counts_none_that_was_charged_later(tmp_path):
+    """As where a client had trained on already when an interaction is done again."""
+    first, later = charge("first", [1, 2]), charge("later", [1])
+    again = replace(first, made="otherwise")
+    with closing(PrivacyLedger(tmp_path / "privacy.db", "example")) as ledger:
+        ledger.note(first, None, DELTA)
+        told = ledger.epsilons_after(DELTA, first)
+        assert told == (ledger.epsilon(DELTA), ledger.epsilon(DELTA, first))
+        ledger.note(later, None, DELTA)
+        ledger.note(first, None, DELTA)
+        assert ledger.epsilons_after(DELTA, first) == told
+        whole = ledger.epsilon(DELTA), ledger.epsilon(DELTA, later)
+        assert ledger.epsilons_after(DELTA, later) == whole > told
+        ledger.note(again, None, DELTA)  # other bytes leave: all of it is spent
+        assert ledger.epsilons_after(DELTA, again)[0] == ledger.epsilon(DELTA) > whole[0]

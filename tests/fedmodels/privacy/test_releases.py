@@ -56,3 +56,13 @@ def test_a_run_that_lost_it_does_not_go_on(tmp_path, text, line):
         (tmp_path / NAME).write_text(text)
     with pytest.raises(ArchiveError, match=f"{line}.*put a copy of it back"):
         ReleaseLog(tmp_path / NAME, committed=0)
+
+
+def test_releases_until_an_interaction_leave_out_those_of_later_ones(tmp_path):
+    """As where an interaction is computed once more, whose successor was released already."""
+    log = ReleaseLog(tmp_path / NAME)
+    for interaction, value in ((0, 1.0), (1, 2.0), (2, 3.0)):
+        log.note(interaction, torch.tensor([value]))
+    assert [log.until(interaction) for interaction in range(3)] == [1, 2, 3]
+    log.note(1, torch.tensor([4.0]))  # of other clients
+    assert ([log.until(interaction) for interaction in range(3)], len(log)) == ([1, 3, 4], 4)
