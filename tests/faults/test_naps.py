@@ -12,7 +12,7 @@ import pytest
 
 from tests.faults.inside import fault_points
 from tests.faults.inside.fault_points import NAPS_S, Process
-from tests.faults.plans import COORDINATOR, LONG_S, SHORT_S, Draw, Plan, Reached
+from tests.faults.plans import COORDINATOR, LONG_S, SHORT_S, Draw, Fault, Plan, Reached
 from tests.faults.processes import INSIDE
 
 PLACES = [f"place-{number}" for number in range(40)] * 20
@@ -106,3 +106,16 @@ def test_a_lock_with_naps_is_a_lock(make, monkeypatch):
     changed = threading.Condition(lock)
     with changed:
         changed.notify_all()
+
+
+@pytest.mark.parametrize(
+    ("strikes", "spoilt"), [((), []), (("relay",), []), (("relay", COORDINATOR), ["half"])]
+)
+def test_only_what_dies_leaves_something_half_done(strikes, spoilt, tmp_path, monkeypatch):
+    monkeypatch.setattr(fault_points.os, "kill", lambda *what: None)
+    (tmp_path / "fault-0.done").touch()
+    found = []
+    fault = Fault(COORDINATOR, "write.middle", 1, strikes=strikes)
+    one = process(tmp_path, Plan(faults=(fault,)))
+    one.strike(0, lambda: found.append("half"))
+    assert found == spoilt

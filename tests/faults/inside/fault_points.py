@@ -76,12 +76,14 @@ class Process:
         marker, fault = self.marker(number), self.faults[number]
         fresh = marker.with_name(f"{marker.name}.{os.getpid()}")
         fresh.write_text(json.dumps({"t": time.monotonic(), "pid": os.getpid()}))
-        spoil()
+        is_struck = self.role in fault["strikes"]
+        if is_struck:  # whoever goes on finishes what it does
+            spoil()
         try:
             os.link(fresh, marker)  # whole, and one alone
         except FileExistsError:
             return None
-        if self.role in fault["strikes"]:
+        if is_struck:
             os.kill(os.getpid(), signal.SIGKILL)
         done = self.folder / f"fault-{number}.done"
         while not done.exists():
