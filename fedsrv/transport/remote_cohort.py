@@ -91,6 +91,8 @@ class RemoteCohort:
     _over: Guarded[RunOver | RunHasFailed | None] = Guarded("_lock")
     _awaited: Guarded[set[int]] = Guarded("_lock")
     """The clients of an open run that were away at the last news."""
+    _forgotten: Guarded[set[ClientId]] = Guarded("_lock")
+    """Clients that were there when all sessions ended: they come again."""
     _said: Guarded[int] = Guarded("_lock")
     """Counts what clients and the operator of an open run said."""
 
@@ -143,7 +145,7 @@ class RemoteCohort:
         self.committed = self.watermark = NONE_YET
         self.class_names = admission.class_names if admission else ()
         """Of the classes that an open run began with; none before."""
-        self._awaited, self._said = set(), 0
+        self._awaited, self._said, self._forgotten = set(), 0, set()
 
     @property
     def _expected(self) -> list[ClientId]:
@@ -370,7 +372,8 @@ class RemoteCohort:
             staying.popleft()
         if not staying:  # looking at all of them whenever one leaves would take too long
             staying.extend(filter(self.presence.is_there, self.sessions))
-        return bool(staying) or (returning and any(c not in self.sessions for c in self._expected))
+        due = {*self._forgotten, *(self._expected if returning else ())}
+        return bool(staying) or not due <= self.sessions.keys()
 
     def require(self, holds: HoldsState, last_trained: Mapping[int, int], safe: int) -> None:
         with self.changed:
@@ -406,8 +409,9 @@ class RemoteCohort:
             return {c: s.token for c in clients if (s := self.sessions.get(c)) is not None}
 
     def forget(self) -> None:
-        """End all sessions: clients join again."""
+        """End all sessions: clients join again, which the end of the run waits for."""
         with self.changed:
+            self._forgotten |= {*filter(self.presence.is_there, self.sessions)}
             self.sessions.clear()
             self._replaced += 1
             self.wake()

@@ -331,6 +331,25 @@ def test_a_session_given_back_is_free_at_once(world):
     assert world.join(0) != world.tokens[0]
 
 
+def test_the_end_waits_for_clients_whose_sessions_were_forgotten(tmp_path):
+    """As where who passes calls on hears of the end before they have joined again."""
+    world = World(tmp_path, 2)
+    world.join_all(range(2))
+    cohort = world.cohort
+
+    def is_expected():
+        with cohort.changed:
+            return cohort._is_expected(deque(), returning=False)
+
+    cohort.leave(0, "finished")
+    cohort.forget()
+    assert is_expected(), "client 1 has not heard of it"
+    world.join(1)
+    assert is_expected()
+    cohort.leave(1, "finished")
+    assert not is_expected(), "client 0 had left before"
+
+
 def test_the_end_does_not_look_at_all_clients_whenever_one_leaves(tmp_path, monkeypatch):
     """With 10,000 clients that took longer than all that they said."""
     world = World(tmp_path, 40)
@@ -338,13 +357,18 @@ def test_the_end_does_not_look_at_all_clients_whenever_one_leaves(tmp_path, monk
     looks, is_there = [], world.cohort.presence.is_there
     monkeypatch.setattr(world.cohort.presence, "is_there", lambda c: looks.append(c) or is_there(c))
     staying = deque()
+
+    def is_expected():
+        with world.cohort.changed:
+            return world.cohort._is_expected(staying, returning=False)
+
     for client in range(40):
-        assert world.cohort._is_expected(staying, returning=False)
+        assert is_expected()
         world.cohort.leave(client, "finished")
     world.join(0)
-    assert world.cohort._is_expected(staying, returning=False), "it came back meanwhile"
+    assert is_expected(), "it came back meanwhile"
     world.cohort.leave(0, "finished")
-    assert not world.cohort._is_expected(staying, returning=False)
+    assert not is_expected()
     assert len(looks) < 6 * 40
 
 
