@@ -68,7 +68,8 @@ place:
 answer:
   Outcome.line Event.unix_time Committed.failed Committed.seconds Failed.reason WaitingFor.line
   WaitingFor.clients WaitingFor.seconds RolledBack.reason Ended.reason Gone.line Gone.clients
-  Back.line Back.clients Present.clients Resting.clients
+  Back.line Back.clients Present.clients Resting.clients Present.roster Standing.state
+  Standing.since Standing.why Standing.refused Scored.scored Scored.unscored
 words:
   Left.reason Draining.line SteerRequest.retire SteerRequest.forget SteerRequest.close
   SteerRequest.now SteerRequest.exclude SteerRequest.set_aside SteerRequest.list_classes
@@ -110,6 +111,7 @@ place:
   event.rollback.* event.commit.interaction event.commit.round event.commit.task event.commit.of
   audit.what audit.client audit.clients audit.interaction audit.kind audit.summed
   event.joined.* event.started-over event.scores.interaction event.scores.round
+  event.scores.scored event.scores.unscored event.scores.unscored.* record.unscored.*
 config:
   record.privacy.delta record.privacy.releases record.privacy.clip *.metrics.epsilon
   record.privacy.epsilon_renyi
