@@ -450,18 +450,26 @@ def add_new_task(
         ),
     ] = None,
     recipe: SiteRecipe = None,
+    allow_column: AllowedColumns = None,
+    rules: RulesOf = None,
     strict: Strict = False,
     tls_ca: Authority = None,
     tls_cert: Certificate = None,
     tls_key: Key = None,
     tls_crl: Revoked = None,
 ) -> None:
-    """Add a task to a client's data, also while its run goes on: an open run goes on to it."""
+    """Add a task to a client's data, also while its run goes on: an open run goes on to it.
+
+    With --allow-column, or --rules with allow_column, no other column is read, whatever the run's
+    config says. The other conditions of a site are for joining.
+    """
     set_up_logging(LogLevel.INFO)
     from typing import get_args
 
     from fedcli.data.own.tables import NothingNew
     from fedcli.data.store.growing import add_task
+    from fedcli.gate.rules import Rules
+    from fedcli.runtime.announcer import how_cut
     from fedmodels.config.data import Repeats, Unusual
 
     rule = next((rule for rule in get_args(Repeats) if rule == repeats), None)
@@ -470,9 +478,9 @@ def add_new_task(
     odd = next((way for way in get_args(Unusual) if way == unusual), None)
     if unusual is not None and odd is None:
         raise ConfigError(f"--unusual {unusual!r} is none of {', '.join(get_args(Unusual))}")
-    root, how = _root_of(client_id, data, state_dir), None
+    allowed = Rules.read(rules, allow_column=allow_column or ())
+    root = _root_of(client_id, data, state_dir)
     if server is not None:
-        from fedcli.runtime.announcer import how_cut
         from fedcli.runtime.link import Link
         from fedcli.runtime.own_certificate import channel_credentials
         from fedmodels.config.places import check_address
@@ -484,11 +492,9 @@ def add_new_task(
 
             ServerCheck(server, tls_ca, tls_crl, tls_cert, tls_key)()
         with closing(Link(server, credentials)) as link:
-            how = how_cut(root, client_id, link)
+            how = how_cut(root, client_id, link, rules=allowed)
     else:
-        from fedcli.data.store.own_files import remembered
-
-        how = remembered(root)
+        how = how_cut(root, client_id, None, rules=allowed)
     try:
         added = add_task(
             root,

@@ -14,7 +14,7 @@ from fedcli.data.store.client_data import ABOUT
 from fedcli.data.store.opened_data import open_data, store_in
 from fedcli.data.store.own_files import cut_before, is_cut
 from fedcli.gate.gate import Gate
-from fedcli.gate.rules import Rules
+from fedcli.gate.rules import ANY, Rules
 from fedcli.runtime.client_part import Brought
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
@@ -29,8 +29,6 @@ from fedmodels.resolution import received_data, received_experiment
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.tables import usual_of, values_of
 
-ANY = Rules()
-"""The rules of a site without conditions."""
 IS_CUT = (
     "--recipe is for files as a site has them, and {} holds none: they are cut already, or are not "
     "there"

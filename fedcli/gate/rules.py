@@ -194,7 +194,7 @@ class Rules:
 
     def lines(self) -> Iterator[str]:
         """Yield each condition in a line."""
-        if self == Rules():
+        if self == ANY:
             yield "no conditions: takes part in any run"
         if self.methods:
             yield f"methods: {_listed(self.methods)}"
@@ -214,6 +214,10 @@ class Rules:
     @property
     def _columns_text(self) -> str:
         return _listed({n if role == SEEN else f"{n}:{role}" for n, role in self.columns})
+
+
+ANY = Rules()
+"""Takes part in any run."""
 
 
 def _roles_of(text: str) -> Iterator[tuple[str, str]]:

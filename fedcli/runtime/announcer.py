@@ -11,6 +11,7 @@ from pathlib import Path
 from fedcli.data.store.client_data import ABOUT
 from fedcli.data.store.growing import Incoming
 from fedcli.data.store.own_files import How, how_of, remembered
+from fedcli.gate.rules import ANY, Rules
 from fedcli.runtime.answers import RunOver, SessionGone, Superseded, UploadRefused
 from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.link import Link
@@ -103,22 +104,32 @@ class Announcer:
 
 
 def how_cut(
-    root: Path, client: int, link: Link | None, joined: Experiment | None = None
+    root: Path,
+    client: int,
+    link: Link | None,
+    joined: Experiment | None = None,
+    rules: Rules = ANY,
 ) -> How | None:
     """Return by which ``[data]`` files are cut: as the first ones, or as the server says.
 
-    None where nobody says it. Of a run that was ``joined``, it is that of its config.
+    None where nobody says it. Of a run that was ``joined``, it is that of its config, and that was
+    held against the site's rules.
 
     Raises:
+        ConfigError: it reads a column that the ``rules`` do not allow.
         LinkError: the server does not say it now, or says another one than that run has.
     """
-    if (found := remembered(root)) is not None or link is None:
+    if (found := remembered(root)) is not None:
+        rules.check_columns(found[0].columns)
         return found
+    if link is None:
+        return None
     try:
         wanted = link.prepare(client)
     except ConfigError:  # the run's config has no [data]
         return None
     how = how_of(values_of(wanted.data), wanted.seed)
+    rules.check_columns(how[0].columns)
     if joined is not None and how != (joined.data, joined.seed):
         raise LinkError(
             "the server says another [data] to cut files by than that of the run which this client "

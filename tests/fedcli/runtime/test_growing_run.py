@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import queue
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from fedcli.cli import app
 from fedcli.data import settled
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import CUT_FILE
 from fedcli.gate.gate import Gate
+from fedcli.gate.rules import Rules
 from fedcli.parts.kept_models import described
 from fedcli.parts.open_runs import OpenRuns, Spare
 from fedcli.runtime.announcer import Announcer, Watched, how_cut
@@ -449,6 +453,43 @@ def test_files_are_cut_by_no_other_table_than_that_of_the_run_that_was_joined(tm
         assert how_cut(tmp_path, 0, link, run) == (run.data, 3)
         with pytest.raises(LinkError, match=r"another \[data\] to cut files by"):
             how_cut(tmp_path, 0, link, tiny_experiment(data=asked, seed=4))
+
+
+def test_files_are_cut_by_no_column_that_the_site_does_not_allow(tmp_path):
+    """A server that is asked by add-task names what to read of the files, as one that is joined."""
+    link: Any = FakeLink()
+    rules = Rules.of(allow_column=["age", "ill:label"])
+    columns = {"features": ["age"], "label": "ill"}
+    link.data = {"name": "table", "columns": columns}
+    asked = how_cut(tmp_path, 0, link, rules=rules)
+    assert asked is not None
+    assert asked[0].columns is not None
+    for more in ({"features": ["age", "name"]}, {"label": "name"}, {"split": "name"}):
+        link.data = {"name": "table", "columns": columns | more}
+        with pytest.raises(ConfigError, match=r"name.*--allow-column"):
+            how_cut(tmp_path, 0, link, rules=rules)
+    for unsaid in ({"name": "digits"}, {"name": "directory"}):
+        link.data = unsaid
+        with pytest.raises(ConfigError, match="does not name the columns that it reads"):
+            how_cut(tmp_path, 0, link, rules=rules)
+    (tmp_path / CUT_FILE).write_text(json.dumps([{"name": "table", "columns": columns}, 4]))
+    assert how_cut(tmp_path, 0, link, rules=rules) is not None
+    with pytest.raises(ConfigError, match=r"reads ill, .*--allow-column"):
+        how_cut(tmp_path, 0, None, rules=Rules.of(allow_column=["age"]))
+
+
+def test_add_task_takes_no_other_columns_from_a_server(data, tmp_path, monkeypatch):
+    link: Any = FakeLink()
+    link.close, link.data = lambda: None, {"name": "table", "columns": {"features": ["name"]}}
+    monkeypatch.setattr("fedcli.runtime.link.Link", lambda *args: link)
+    (tmp_path / "rules.toml").write_text('allow_column = ["age"]')
+    (tmp_path / "new.csv").write_text("name,label\n1,a\n2,b\n")
+    told = ["add-task", str(tmp_path / "new.csv"), "--client-id", "0", "--data", str(data)]
+    for how in (["--rules", str(tmp_path / "rules.toml")], ["--allow-column", "age"]):
+        done = CliRunner().invoke(app, [*told, "--server", "127.0.0.1:9", *how])
+        assert isinstance(done.exception, ConfigError)
+        assert "and this site allows age: --allow-column" in str(done.exception)
+    assert open_data(data, 0).num_tasks == 1
 
 
 def test_a_watched_folder_is_for_open_runs(data, tmp_path):
