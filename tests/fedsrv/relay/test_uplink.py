@@ -27,7 +27,8 @@ class Relayed(Relaying):
     """A relay whose clients are there from the first moment on."""
 
     def _request(self):
-        return 0, rpc.PullRequest()
+        """Return a request until the relay ends; else its thread would stay busy for ever."""
+        return None if self._why_ended() else (0, rpc.PullRequest())
 
 
 def test_a_relay_leaves_a_coordinator_whose_certificate_was_revoked(tmp_path):
