@@ -307,7 +307,9 @@ def join(
         from fedcli.joining import try_on
 
         tls = tls_ca, tls_cert, tls_key
-        if not try_on(clients, server, data, tls, tls_crl, recipe, give_up_after):
+        if not try_on(
+            clients, server, data, tls, tls_crl, recipe, give_up_after, state_dir.absolute().parent
+        ):
             sys.exit(1)
         return
     from fedcli.joining import host_of
@@ -488,9 +490,12 @@ def add_new_task(
         check_address(server, "--server")
         credentials = channel_credentials(tls_ca, tls_cert, tls_key)
         if tls_crl is not None:
+            from fedpb.kept_lists import KeptLists
             from fedpb.server_check import ServerCheck
 
-            ServerCheck(server, tls_ca, tls_crl, tls_cert, tls_key)()
+            lists = KeptLists(state_dir.absolute().parent)
+            kept = lists.read, lists.keep
+            ServerCheck(server, tls_ca, tls_crl, tls_cert, tls_key, kept=kept)()
         with closing(Link(server, credentials)) as link:
             how = how_cut(root, client_id, link, rules=allowed)
     else:

@@ -124,7 +124,7 @@ def host_of(
     link = Link(server, credentials, give_up_after, show, Gate(rules))
     link.run_id = run_id
     if crl is not None:
-        from fedcli.runtime.kept_lists import KeptLists
+        from fedpb.kept_lists import KeptLists
         from fedpb.server_check import ServerCheck
 
         kept = KeptLists(place)
@@ -192,10 +192,12 @@ def try_on(
     crl: Path | None = None,
     recipe: Path | None = None,
     give_up_after: float | None = None,
+    place: Path | None = None,
 ) -> bool:
     """Print what a run would learn of files, and join nothing; tell whether all is well.
 
     The server is asked how files are cut, which tells it the client's number and nothing else.
+    Nothing is written, and what joining kept in a ``place`` beside its states is read.
 
     Raises:
         ConfigError: an argument is no good.
@@ -217,10 +219,11 @@ def try_on(
 
         credentials = channel_credentials(*tls)
     if crl is not None:
+        from fedpb.kept_lists import KeptLists
         from fedpb.server_check import ServerCheck
 
-        ca, cert, key = tls
-        ServerCheck(server, ca, crl, cert, key)()
+        (ca, cert, key), read = tls, KeptLists(place).read
+        ServerCheck(server, ca, crl, cert, key, kept=(read, lambda marks: None))()
     with closing(Link(server, credentials, give_up_after)) as link:
         wanted = link.prepare(client)
     return check_files(data, values_of(wanted.data), wanted.seed, recipe)

@@ -75,7 +75,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 
 FROM_FEDMODELS_INTO_FEDPB = (
     "fedmodels.tensors", "fedmodels.errors", "fedmodels.client_ids", "fedmodels.data_description",
-    "fedmodels.times",
+    "fedmodels.times", "fedmodels.files",
 )  # fmt: skip
 ROOMS = {
     "fedtide": (

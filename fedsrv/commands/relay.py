@@ -63,18 +63,23 @@ def relay(
     from fedsrv.coordinator import Listen
     from fedsrv.event_lines import EventPrinter
     from fedsrv.identity.tls import caller_credentials
+    from fedsrv.relay.kept_log import kept_lists
     from fedsrv.relay.relaying import RunGone, Upstream, serve_relay
     from fedsrv.relay.staying import Ready, relay_runs
 
     ids = range_of(clients)
     check_address(up, "--up")
+    of_server, of_clients = kept_lists(audit)
 
     def relay_run(address: str = "", on_ready: Ready = lambda address: None) -> None:
         above = Upstream(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
         if up_crl is not None:
-            check = ServerCheck(up, up_ca, up_crl, up_cert, up_key, "--up")
+            kept = of_server.read, of_server.keep
+            check = ServerCheck(up, up_ca, up_crl, up_cert, up_key, "--up", kept)
             above = replace(above, check=check)
         place = Listen.given(address or listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl)
+        if place.revoked is not None:
+            place.revoked.kept_by(of_clients.read, of_clients.keep)
         telling = EventPrinter(names_address=not (as_json or address), prints=False)
         serve_relay(ids, above, place, telling, code or (), audit, on_ready)
         telling.end()

@@ -1,4 +1,4 @@
-"""The audit log of a relay: who called it, in the form of a coordinator's.
+"""What a relay keeps: who called it, in the form of a coordinator's, and how new its lists were.
 
 A relay has no run directory, and no commits that could name lines of the log. So only a head that
 somebody has kept shows that the end of the log was cut off.
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedmodels.errors import ConfigError
+from fedpb.kept_lists import LISTS, KeptLists
 from fedsrv.events import EventLog
 from fedsrv.state.audit import AUDIT, Audit
 from fedsrv.state.run_directory import lock
@@ -31,10 +32,8 @@ def kept_log(place: Path | None, events: EventLog) -> Iterator[Journal]:
     if place is None:
         yield Journal()
         return
-    if (place / "run.db").exists():
-        raise ConfigError(f"--audit {place} is the directory of a run: give the relay its own")
+    _make(place)
     try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = lock(place)
     except OSError as error:
         raise ConfigError(f"--audit {place} cannot be used: {error.strerror}") from None
@@ -48,3 +47,27 @@ def kept_log(place: Path | None, events: EventLog) -> Iterator[Journal]:
             audit.close()
     finally:
         os.close(held)
+
+
+def kept_lists(place: Path | None) -> tuple[KeptLists, KeptLists]:
+    """Return where a relay keeps how new its lists of revoked certificates were.
+
+    The first is for what the coordinator above may show, the second for what clients show. Without
+    a directory they know of the lists that this process has read.
+
+    Raises:
+        ConfigError: the directory cannot be used, or is that of a run.
+    """
+    if place is not None:
+        _make(place)
+    return KeptLists(place, f"up-{LISTS}"), KeptLists(place)
+
+
+def _make(place: Path) -> None:
+    """Make the directory of a relay; ConfigError if that cannot be, or if it is that of a run."""
+    if (place / "run.db").exists():
+        raise ConfigError(f"--audit {place} is the directory of a run: give the relay its own")
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--audit {place} cannot be used: {error.strerror}") from None

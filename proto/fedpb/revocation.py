@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -103,6 +104,8 @@ class RevocationList:
         """By the fingerprint of the authority."""
         self._read_kept: Callable[[], Mapping[str, Any]] = dict
         self._keep: Callable[[Marks], None] = lambda marks: None
+        self._reading = threading.Lock()
+        """Held from reading the file to noting how new it is, so that no older mark is noted."""
         self._seen: tuple[int, ...] | None = None
         if must_exist or path.exists():
             self._seen = self._state()
@@ -199,7 +202,12 @@ class RevocationList:
                 fresh.replace(self._newest)
 
     def refresh(self) -> None:
-        """Read the file again if it has changed."""
+        """Read the file again if it has changed; threads that call may do so at the same time."""
+        if self._state() != self._seen:
+            with self._reading:
+                self._read_again()
+
+    def _read_again(self) -> None:
         state = self._state()
         if state == self._seen:
             return

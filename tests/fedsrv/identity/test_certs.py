@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import sys
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -18,21 +19,25 @@ import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from typer.testing import CliRunner
 
+import fedcli.cli
 from fedcli.joining import host_of
 from fedcli.runtime import own_certificate as client_tls
-from fedcli.runtime.kept_lists import LISTS
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, LinkError
 from fedpb.channels import is_loopback
 from fedpb.identities import covers
+from fedpb.kept_lists import LISTS, KeptLists
 from fedpb.pem import authorities_of, end_of
 from fedpb.revocation import RevocationList
+from fedsrv.cli import app
 from fedsrv.coordinator import Listen
 from fedsrv.identity import certificate_guard, guard, tls
 from fedsrv.identity import certificates as certs
 from fedsrv.identity.certificate_guard import CertificateGuard
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.guard import Peer
+from fedsrv.relay.relaying import RunGone
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 
@@ -504,6 +509,87 @@ def test_a_client_keeps_how_new_its_list_was_beside_its_states(authority, digits
     (tmp_path / "site" / LISTS).write_text("{")
     with pytest.raises(ConfigError, match=rf"{LISTS} cannot be read: it is damaged"):
         started()
+
+
+@pytest.mark.parametrize("option", ["--up-crl", "--tls-crl"])
+@pytest.mark.parametrize("audit", [True, False])
+def test_a_relay_keeps_how_new_its_lists_were(authority, tmp_path, monkeypatch, option, audit):
+    """With a directory over a restart as well, else for the runs of one process."""
+    place, begun = authority / "crl.pem", list[bytes]()
+    cert, key = certs.issue(authority, "7")[:2]
+    certs.issue(authority, "8")
+    revoke(authority, "7")
+    older = place.read_bytes()
+    revoke(authority, "8")
+    newer = place.read_bytes()
+    ca = authority / "ca.pem"
+
+    def serve(*args: Any) -> None:
+        begun.append(place.read_bytes())
+        raise RunGone("it is over")
+
+    def two_runs(relay: Any) -> None:
+        """Between which the older list, and no note, is put there."""
+        with pytest.raises(RunGone):
+            relay()
+        put_back()
+        relay()
+
+    def put_back() -> None:
+        place.write_bytes(older)
+        (authority / ".crl.pem.newest").unlink()
+
+    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
+    monkeypatch.setattr("fedsrv.relay.staying.relay_runs", two_runs)
+    options = {
+        "--up": "host:1", "--clients": "0-1", "--up-ca": ca, "--up-cert": cert, "--up-key": key,
+        "--tls-cert": cert, "--tls-key": key, option: place,
+    }  # fmt: skip
+    if option == "--tls-crl":
+        options["--tls-client-ca"] = ca
+    if audit:
+        options["--audit"] = tmp_path / "log"
+    words = ["relay", *(str(word) for pair in options.items() for word in pair)]
+    error = CliRunner().invoke(app, [*words, *([] if audit else ["--stay"])]).exception
+    if audit:
+        assert isinstance(error, RunGone)
+        put_back()
+        error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, ConfigError)
+    assert re.search(rf"^{option} .*crl\.pem is an older list", str(error))
+    assert begun == [newer]
+
+
+def test_add_task_and_a_dry_run_ask_no_server_by_an_older_list(authority, digits, tmp_path):
+    """What ``fedcli join`` kept beside the states counts for them; a dry run writes nothing."""
+    place, states = authority / "crl.pem", tmp_path / "site" / "states"
+    for who in ("7", "8"):
+        certs.issue(authority, who)
+    revoke(authority, "7")
+    older = place.read_bytes()
+    revoke(authority, "8")
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.csv").write_text("a,label\n1,x\n")
+    tls = ["--tls-ca", authority / "ca.pem", "--tls-crl", place, "--server", "localhost:1"]
+    common = ["--client-id", "0", "--state-dir", states, *tls]
+    dry = ["join", *common, "--data", tmp_path / "photos", "--dry-run", "--give-up-after", "0.1"]
+    add = ["add-task", tmp_path / "photos", *common, "--data", digits]
+
+    def error_of(words: list[Any]) -> BaseException | None:
+        return CliRunner().invoke(fedcli.cli.app, [*map(str, words)]).exception
+
+    assert isinstance(error_of(dry), LinkError)  # nobody is there
+    assert not states.parent.exists()
+    marks = KeptLists(states.parent)
+    RevocationList(
+        place, lambda: [load(authority / "ca.pem")], "--tls-crl", must_exist=True
+    ).kept_by(marks.read, marks.keep)
+    for words in (dry, add):
+        place.write_bytes(older)
+        (authority / ".crl.pem.newest").unlink(missing_ok=True)
+        error = error_of(words)
+        assert isinstance(error, ConfigError)
+        assert "is an older list" in str(error)
 
 
 def test_two_authorities_are_counted_apart(authority, tmp_path):
