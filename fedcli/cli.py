@@ -493,7 +493,7 @@ def add_new_task(
             from fedpb.kept_lists import KeptLists
             from fedpb.server_check import ServerCheck
 
-            lists = KeptLists(state_dir.absolute().parent)
+            lists = KeptLists(state_dir.absolute().parent if state_dir.exists() else None)
             kept = lists.read, lists.keep
             ServerCheck(server, tls_ca, tls_crl, tls_cert, tls_key, kept=kept)()
         with closing(Link(server, credentials)) as link:

@@ -580,6 +580,7 @@ def test_add_task_and_a_dry_run_ask_no_server_by_an_older_list(authority, digits
 
     assert isinstance(error_of(dry), LinkError)  # nobody is there
     assert not states.parent.exists()
+    states.mkdir(parents=True)
     marks = KeptLists(states.parent)
     RevocationList(
         place, lambda: [load(authority / "ca.pem")], "--tls-crl", must_exist=True
