@@ -463,7 +463,8 @@ def add_new_task(
     """Add a task to a client's data, also while its run goes on: an open run goes on to it.
 
     With --allow-column, or --rules with allow_column, no other column is read, whatever the run's
-    config says. The other conditions of a site are for joining.
+    config says; with require_privacy in --rules, no config sets a task aside by its inputs. The
+    other conditions of a site are for joining.
     """
     set_up_logging(LogLevel.INFO)
     from typing import get_args

@@ -26,6 +26,7 @@ from fedpb.told import HELD_BACK
 
 if TYPE_CHECKING:
     from fedmodels.config.columns import Columns
+    from fedmodels.config.data import Data
     from fedmodels.config.experiment import Experiment
     from fedmodels.tensors.bundle import ClientId
 
@@ -155,7 +156,7 @@ class Rules:
                 f"the run has method {method}, and this site allows {_listed(self.methods)}: "
                 "--allow-method"
             )
-        self.check_columns(experiment.data.columns if experiment.data else None)
+        self.check_data(experiment.data)
         if self.floor is not None:
             self.floor.check(experiment)
         if self.scores == 0 and (why := experiment.scored_by):
@@ -164,8 +165,22 @@ class Rules:
                 "covers: --scores N allows so many models, over all runs"
             )
 
-    def check_columns(self, columns: Columns | None) -> None:
-        """Look at the table by which files are to be read; ConfigError for one that is too much."""
+    def check_data(self, data: Data | None) -> None:
+        """Look at the ``[data]`` by which files are to be read; ConfigError for what is too much.
+
+        Whether a task is set aside leaves, as whatever its owner decides of one. Where it follows
+        from inputs, no noise covers it.
+        """
+        self._check_columns(data.columns if data else None)
+        sets_aside = data is not None and data.unusual == "set-aside"
+        if self.floor is not None and sets_aside and "text" not in self.told:
+            raise ConfigError(
+                'the run sets tasks aside by their inputs, [data] unusual = "set-aside", and '
+                "which tasks are unusual would be told: --require-privacy; --tell text would "
+                "allow it"
+            )
+
+    def _check_columns(self, columns: Columns | None) -> None:
         if not self.columns:
             return
         if not columns or columns.features is None:

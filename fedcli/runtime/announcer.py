@@ -116,11 +116,11 @@ def how_cut(
     held against the site's rules.
 
     Raises:
-        ConfigError: it reads a column that the ``rules`` do not allow.
+        ConfigError: the ``rules`` do not allow it.
         LinkError: the server does not say it now, or says another one than that run has.
     """
     if (found := remembered(root)) is not None:
-        rules.check_columns(found[0].columns)
+        rules.check_data(found[0])
         return found
     if link is None:
         return None
@@ -129,7 +129,7 @@ def how_cut(
     except ConfigError:  # the run's config has no [data]
         return None
     how = how_of(values_of(wanted.data), wanted.seed)
-    rules.check_columns(how[0].columns)
+    rules.check_data(how[0])
     if joined is not None and how != (joined.data, joined.seed):
         raise LinkError(
             "the server says another [data] to cut files by than that of the run which this client "

@@ -50,7 +50,7 @@ def same(rows: Sequence[str], old: Sequence[str]) -> Sequence[str]:
 
 def heard_by(
     root: Path, secret: int, rules: Rules, privacy: Any = None,
-    comes: Callable[[Sequence[str], Sequence[str]], Sequence[str]] = same,
+    comes: Callable[[Sequence[str], Sequence[str]], Sequence[str]] = same, unusual: str = "tell",
 ) -> Any:  # fmt: skip
     """Return what a coordinator hears of a site to which a table comes."""
     states = root / str(secret)
@@ -58,6 +58,7 @@ def heard_by(
     incoming.mkdir()
     made = config(HONEST).to_dict()
     made["schedule"] |= {"open": True, "order": "tasks_outer"}
+    made["data"] |= {"unusual": unusual}
     run = experiment_of(made | ({"privacy": privacy} if privacy else {}))
     (week,) = table(states / "made", secret + 10).glob("*/*.csv")
     (first,) = data.glob("*/*.csv")
@@ -108,3 +109,18 @@ def test_with_a_floor_an_announcement_tells_numbers_of_examples_and_nothing_of_i
     monkeypatch.setattr(Gate, "look", lambda gate, message: None)  # so it would notice
     told[1, 0] = heard_by(tmp_path / "bare", 1, Rules.of(require_privacy=floor), privacy, odd)
     assert any("TaskCounts.unusual" in one.what for one in leaks(told, ()))
+
+
+def test_with_a_floor_no_config_sets_tasks_aside_by_their_inputs(tmp_path):
+    """Whether a task is set aside would tell whether it is unusual."""
+    privacy = {"level": "client", "noise_multiplier": 4.0, "delta": 1e-3, "where": "clients",
+               "allow": ["announced", "examples", "loss"]}  # fmt: skip
+    rules = Rules.of(require_privacy="level=client,epsilon=1e6,delta=1e-3")
+    told = {
+        (n, 0): heard_by(tmp_path, n, rules, privacy, comes, "set-aside")
+        for n, comes in enumerate((same, odd))
+    }
+    assert leaks(told, ()) == []
+    for one in told.values():
+        assert "which tasks are unusual" in str(one.ended)
+        assert "Join" not in one.calls
