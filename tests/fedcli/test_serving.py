@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,12 +67,14 @@ def facts(round: int = 0) -> ModelFacts:
     return ModelFacts("mlp", {"hidden": []}, (2,), 2, **more)  # type: ignore[arg-type]
 
 
-def put_live(place: Deployed, round: int, sign: float = 1.0) -> bool:
+def put_live(place: Deployed, round: int, sign: float = 1.0, of: ModelFacts | None = None) -> bool:
     """Put a model live that says "yes" to a positive first number, or to a negative one."""
     rows, bias = torch.tensor([[-sign, 0.0], [sign, 0.0]]), torch.full((2,), float(round))
     bundle = Bundle(weights={"head/weight": rows, "head/bias": bias})
     more = {"sha256": state_digest([("", bundle)]), "interaction": str(2 * round)}
-    return place.go_live(bundle, header_of(facts(round)) | more, place.digest(), f"round {round}")
+    return place.go_live(
+        bundle, header_of(of or facts(round)) | more, place.digest(), f"round {round}"
+    )
 
 
 @pytest.fixture
@@ -371,9 +374,14 @@ def check_answers(place: Deployed, ask: Ask) -> None:
 
 def test_what_a_site_holds_back_is_not_told_to_callers_either(place):
     """How often each class is named, and how far inputs drift, tell of whom the site sees."""
-    put_live(place, 0)
+    columns = {"kind": "table", "columns": {"features": ["age", "dose"]}}
+    ranged = replace(facts(), transform=columns, ranges=((18.0, 90.0), (0.0, 1.0)))
+    put_live(place, 0, of=ranged)
     held = held_back(Rules.of(require_privacy="level=client,epsilon=2,delta=1e-5"))
+    with asking(place) as ask:
+        assert "of the training data" in json.dumps(ask("/schema"))
     with asking(place, held_back=held) as ask:
+        assert "of the training data" not in json.dumps(ask("/schema"))
         assert ask("/predict", b"[1, 0]")[1]["predictions"][0]["class"] == "yes"
         _, page = ask("/metrics")
     assert 'fedtide_predict_requests_total{code="200",model="7"} 1.0' in page

@@ -9,7 +9,27 @@ import pytest
 from tests.sizes import ROOT
 
 TEXT = (ROOT / "docs" / "privacy.md").read_text("utf-8")
-NAMED = sorted({*re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py(?:::\w+)?)`", TEXT)})
+PLACE = r"`((?:tests|benchmarks)/[\w/]+\.py(?:::\w+)?)`"
+NAMED = sorted({*re.findall(PLACE, TEXT)})
+WITHOUT = ("open by principle", "not tried")
+COORDINATORS = ["honest", "curious", "deviating"]
+
+
+def table(head: str) -> dict[str, list[str]]:
+    """Return the cells of a table of the page by the first one of each row."""
+    (found,) = re.findall(rf"^ *\| {head} \| honest .*\n.*\n((?: *\|.*\n)+)", TEXT, re.MULTILINE)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in found.splitlines()]
+    return {name: cells for name, *cells in rows}
+
+
+CONDITIONS, SUMS, EVIDENCE = (
+    table(head) for head in ("a site's condition", "secure sums", "condition")
+)
+CELLS = [
+    (name, coordinator, cell)
+    for name, cells in EVIDENCE.items()
+    for coordinator, cell in zip(COORDINATORS, cells, strict=True)
+]
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -20,9 +40,18 @@ def test_what_is_named_is_there(name: str) -> None:
 
 
 def test_each_row_of_the_conditions_has_its_evidence() -> None:
-    table, evidence = TEXT.split("What tried each cell")
-    conditions = table.split("| a site's condition |")[1].splitlines()[2:]
-    rows = [row for row in conditions if row.startswith("|")]
-    named = {line.split("|")[1].strip() for line in evidence.splitlines() if line.startswith("|")}
-    assert len(rows) == 11
-    assert len(named - {"", "condition", "---"}) >= len(rows)
+    sums = [name if name.startswith("…") else f"sums, {name}" for name in SUMS]
+    assert [*EVIDENCE] == [*CONDITIONS, *sums]
+
+
+@pytest.mark.parametrize(("condition", "coordinator", "cell"), CELLS)
+def test_each_cell_has_evidence_or_says_why_not(
+    condition: str, coordinator: str, cell: str
+) -> None:
+    assert re.search(PLACE, cell) or any(word in cell for word in WITHOUT)
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_what_is_said_to_be_tried_names_what_tried_it(name: str) -> None:
+    for said, shown in zip(CONDITIONS[name], EVIDENCE[name], strict=True):
+        assert "tried" not in said or re.search(PLACE, shown)
