@@ -371,7 +371,7 @@ def test_a_model_of_one_client_neither_merges_nor_parts_those_of_many():
     Models 0 and 1 are within .1 of each other, and 2 is apart. By complete linkage over all four,
     the liar's would join model 0 first, and model 1 would stay alone.
     """
-    told = np.array([[0.9, 0.85, 0.2, 0.0], [0.85, 0.9, 0.2, 1.0], [0.2, 0.2, 0.9, 1.0]])
+    told = np.array([[0.9, 0.85, 0.2, 0.0], [0.85, 0.9, 0.2, 0.0], [0.2, 0.2, 0.9, 0.0]])
     lie = np.vstack([told, [0.9, 0.2, 0.2, 0.0]])
     lie[0, 3] = 1.0
     groups = clusters(lie, 0.1, [3, 4, 3, 1])
