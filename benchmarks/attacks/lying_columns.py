@@ -40,14 +40,17 @@ TEXTS = {"delimiter", "decimal", "encoding", "missing", "time_unit", "sheet", "d
          "classes", "missing_values"}  # fmt: skip
 """Keys whose texts say how a table is written, and name no column."""
 ROWS = 60
-ROLES = ("age:label", "age:target", "age:labels", "age:task", "age:client", "kind:features",
-         "kind:task", "kind:client")  # fmt: skip
+ROLES = ("age:label", "age:target", "dose:labels", "age:task", "age:client",
+         "kind:features", "kind:task", "kind:client")  # fmt: skip
 """Allowed columns, and roles that they are not allowed for."""
 
 
 def config(columns: Mapping[str, Any], **data: Any) -> Experiment:
-    """Return a run whose table has these columns; ``data`` are further keys of ``[data]``."""
-    learned = {"target", "labels"} & columns.keys()
+    """Return a run whose table has these columns; ``data`` are further keys of ``[data]``.
+
+    It lists no names of classes but those of the honest label: a site is to say them.
+    """
+    learned = {"target", "labels"} & columns.keys() or columns.get("label") != HONEST["label"]
     tables = {
         "data": {"name": "table", "mean": [0.5], "std": [2.0], "columns": dict(columns), **data}
         | ({} if learned else {"classes": ["a", "b"]}),
@@ -112,13 +115,17 @@ def _values(key: str, words: Sequence[str], name: str = SECRET) -> list[Any]:
 
 
 def _with(key: str, value: Any, name: str = SECRET) -> dict[str, Any]:
-    """Return the honest columns with another one, which has no other role there."""
-    found = {k: v for k, v in HONEST.items() if v != name}
+    """Return the honest columns with another one, which has no other role there but the label."""
+    found = {k: v for k, v in HONEST.items() if k == "label" or v != name}
     found["features"] = [one for one in HONEST["features"] if one != name]
     if key == "categories":
         found["features"].append(name)
     if key in ("target", "labels", "label_from"):
         found.pop("label", None)
+    if key == "target":
+        found |= {"target_mean": [50.0], "target_std": [20.0]}
+    if key == "features" and name == HONEST["label"]:
+        value, found = ["dose", name], found | {"label": "age", "categories": {name: ["a", "b"]}}
     return {**found, key: value}
 
 
@@ -126,8 +133,7 @@ def table(place: Path, secret: int) -> Path:
     """Write a site's table; only what it does not allow follows from the secret."""
     rng, own = np.random.default_rng(0), np.random.default_rng((1, secret))
     rows = [
-        f"{rng.integers(20, 90)},{rng.random():.3f},{'ab'[row % 2]},{row},"
-        f"{own.choice(['no', 'yes'])}"
+        f"{rng.integers(2, 9)}0,{rng.integers(2)},{'ab'[row % 2]},{row},{own.choice(['no', 'yes'])}"
         for row in range(ROWS)
     ]
     folder = place / f"ward {secret}"
