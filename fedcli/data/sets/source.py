@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-from fedcli.data.arrays import Inputs, IntArray
-from fedcli.data.cuts.held_out import Put
 from fedmodels.config.data import Data
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedcli.data.arrays import Inputs, IntArray
+    from fedcli.data.cuts.held_out import Put
 
 Whose = Literal["natural", "site", "task"]
 
