@@ -44,7 +44,10 @@ def of_the_version_before(run: Path) -> Iterator[tuple[Path, str, list[dict[str,
         if not (file := run / name).exists():
             continue
         try:
-            rows = [row if isinstance(row, list) else [row] for row in json.loads(file.read_text())]
+            rows = [
+                row if isinstance(row, list) else [row]
+                for row in json.loads(file.read_text("utf-8"))
+            ]
             yield file, what, [_facts(keys, row) for row in rows]
         except (OSError, ValueError, TypeError) as error:
             raise RunFailed(

@@ -49,13 +49,16 @@ class Plugin:
 
 
 @cache
-def _all() -> Any:
-    return entry_points()  # of all groups: 30 ms, once in a process
+def _all(path: tuple[str, ...]) -> Any:
+    """Return the entry points of all groups that a search path has: 30 ms, once for each path."""
+    return entry_points()
 
 
 def offered(group: str) -> list[EntryPoint]:
     """Return what plugins add to a group, sorted by name; not what stood in a deleted folder."""
-    return sorted((p for p in _all().select(group=group) if _is_here(p)), key=lambda p: p.name)
+    return sorted(
+        (p for p in _all(tuple(sys.path)).select(group=group) if _is_here(p)), key=lambda p: p.name
+    )
 
 
 def folder_of(point: EntryPoint) -> str:

@@ -24,7 +24,7 @@ def installed(monkeypatch):
 
     def install(*points: tuple[str, str], folders: tuple[str, ...] = ()) -> None:
         found = EntryPoints(EntryPoint(name, place, GROUP) for name, place in points)
-        monkeypatch.setattr(plugins, "_all", lambda: found)
+        monkeypatch.setattr(plugins, "_all", lambda path: found)
         monkeypatch.setattr(plugins, "is_here", lambda name: name in folders)
 
     return install

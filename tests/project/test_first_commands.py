@@ -143,7 +143,7 @@ def test_a_full_disk_behind_standard_output_is_one_line(words):
 def test_a_mistake_is_one_line_where_standard_output_is_closed(tmp_path):
     command = f"exec {sys.executable} -m fedsrv report {tmp_path / 'nowhere'} >&-"
     found = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, text=True, timeout=180)
-    assert found.returncode == 1
+    assert found.returncode == 2
     assert found.stderr.startswith("error: ")
     assert len(found.stderr.splitlines()) == 1
 
