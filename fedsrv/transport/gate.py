@@ -72,6 +72,8 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         self._streams: Counter[str] = Counter()
         self._holders: dict[Hashable, list[Context]] = {}
         self._closed = threading.Event()
+        self._watching: threading.Thread | None = None
+        """Of whoever starts and closes the gate."""
 
     @property
     def threads(self) -> int:
@@ -80,11 +82,14 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
 
     def start(self) -> None:
         """Start the thread that ends calls past their deadline."""
-        threading.Thread(target=self._watch, name="gate", daemon=True).start()
+        self._watching = threading.Thread(target=self._watch, name="gate", daemon=True)
+        self._watching.start()
 
     def close(self) -> None:
-        """Stop the thread that :meth:`start` started."""
+        """Stop the thread that :meth:`start` started, and wait for its last look."""
         self._closed.set()
+        if self._watching is not None:
+            self._watching.join()
 
     def _watch(self) -> None:
         while not self._closed.wait(CALLS_LOOK_S):

@@ -21,7 +21,7 @@ import fedcli.cli
 import fedtide
 from fedcli.data.store.commands import run_partition
 from fedcli.runtime.staying import each_run
-from fedmodels.errors import ConfigError, DataError, LinkError
+from fedmodels.errors import ConfigError, DataError, LinkError, RunFailed
 from fedmodels.methods import make
 from fedtide import own_loop
 from fedtide.inprocess import run_in_process
@@ -199,3 +199,19 @@ def test_a_method_with_a_loop_of_its_own_is_refused(name, own):
         _check_leaves_the_loop(make(name))
     for plain in ("fedavg", "fedper", "fedbn", "local"):
         _check_leaves_the_loop(make(plain))
+
+
+def test_a_loop_sends_nothing_where_examples_are_hidden(live, digits):
+    """Noise is added in steps of the stock loop, which this one replaces."""
+    told = ["announced", "examples", "loss", "scores"]
+    hidden = {"level": "example", "noise_multiplier": 1.0, "delta": 1e-5, "allow": told}
+    run = live(digits, privacy=hidden)
+    run.join(1, 2)
+    tasks = client(run, show_uploads=run.root / "shown")
+    task = next(tasks)
+    task.send(loss=as_fedavg(task, task.model))
+    with pytest.raises(LinkError, match=r"client 0 failed in round 1 .*trains on them in a way of"):
+        next(tasks)
+    with pytest.raises(RunFailed):
+        run.run.result(60)
+    assert "weights" not in (run.root / "shown" / "client-0.txt").read_text()

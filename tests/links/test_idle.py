@@ -21,8 +21,8 @@ from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
+from fedsrv.transport import gate, service
 from fedsrv.transport import server as transport_server
-from fedsrv.transport import service
 from fedsrv.transport.refusals import AlreadyConnected
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
@@ -53,6 +53,24 @@ def served(cohort: RemoteCohort, events: EventLog) -> Iterator[int]:
         stop_server(server)
         made.gate.close()
         made.complaints.close()
+
+
+def test_a_gate_that_closes_waits_for_its_last_look(monkeypatch):
+    """Else what the look stores would meet a run that is closed."""
+    monkeypatch.setattr(gate, "CALLS_LOOK_S", 0.001)
+    begun, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def look():
+        begun.set()
+        may_end.wait(10)
+        ended.set()
+
+    made = gate.Gate(1, look=look)
+    made.start()
+    assert begun.wait(10)
+    threading.Timer(0.05, may_end.set).start()
+    made.close()
+    assert ended.is_set()
 
 
 @pytest.fixture
