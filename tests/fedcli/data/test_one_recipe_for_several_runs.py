@@ -17,7 +17,7 @@ from fedmodels.nets.trained import ModelFacts
 RECIPE = """
 columns.temp = {from = "Temp", factor = 0.5, offset = -16.0, missing = [-9]}
 columns.temperature.from = "Temp"
-columns.pulse.from = "Puls"
+columns.pulse.from = "Herz"
 classes.gelb = "yellow"
 """
 
@@ -27,7 +27,7 @@ def site(tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "site.toml").write_text(RECIPE)
     lines = [f"{96 + at % 9},{70 + at},{('gelb', 'green')[at % 2]}" for at in range(40)]
-    (tmp_path / "site" / "a.csv").write_text("Temp,Puls,y\n" + "\n".join(lines) + "\n")
+    (tmp_path / "site" / "a.csv").write_text("Temp,Herz,y\n" + "\n".join(lines) + "\n")
     registry._tell.cache_clear()
     return tmp_path / "site"
 
