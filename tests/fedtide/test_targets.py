@@ -279,6 +279,13 @@ def test_what_needs_classes_is_refused_in_a_line(table, more, line):
         config(table, **more)
 
 
+def test_who_takes_targets_is_listed_with_the_methods_of_plugins(table):
+    pytest.importorskip("fedplugins.methods.ditto", reason="needs the plugin methods")
+    with pytest.raises(ConfigError, match=r"take fedavg, .*, ditto, ") as refused:
+        config(table, method={"name": "gldp"})
+    assert "fedtgp" not in str(refused.value)
+
+
 def test_losses_of_targets_are_refused_for_classes():
     with pytest.raises(ConfigError, match="'squared' is no loss of classes"):
         experiment_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fedmodels.code_names import is_own
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.methods import file_of, method_class, names
 from fedmodels.training.method import Method
 
 TAKE = (
@@ -28,9 +29,10 @@ def check_method(experiment: Experiment, method: Method) -> Experiment:
     """
     _check_keys(experiment)
     if not _takes_targets(type(method)):
+        *taking, last = (n for n in names() if file_of(n) and _takes_targets(method_class(n)))
         raise ConfigError(
             f"method {method.name!r} needs classes, and [data.columns] has target or labels in "
-            f"their place: take {', '.join(TAKE[:-1])} or {TAKE[-1]}"
+            f"their place: take {', '.join(taking)} or {last}"
         )
     return experiment
 

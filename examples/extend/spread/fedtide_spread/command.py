@@ -18,4 +18,4 @@ def spread(
 
     rows = [row for row in fedtide.open(run).record.rows if "loss_spread" in row["metrics"]]
     for row in sorted(rows, key=lambda row: -row["metrics"]["loss_spread"])[:rounds]:
-        print(f"round {row['round'] + 1}: {row['metrics']['loss_spread']:.3f}")
+        typer.echo(f"round {row['round'] + 1}: {row['metrics']['loss_spread']:.3f}")
