@@ -256,10 +256,10 @@ class Attendance:
 
     def look(self) -> tuple[list[ClientId], list[ClientId]]:
         """Return who is gone and who is back since the last look, if a look is due."""
+        self.store()
         now = self._clock()
         if now < self._next:
             return [], []
-        self.store()  # so seldom, however often a client comes and goes: each time is a statement
         self._next, lease_s = now + GONE_EVERY_S, self._lease_s()
         back = list[ClientId]()
         for client, session in self._sessions.items():
