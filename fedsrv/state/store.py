@@ -72,6 +72,8 @@ class Store:
     """First interaction of the last stage of an open run; -1 in others."""
     _written = Owned[ServerState | None]()
     """The state that the last commit wrote, while it is in memory."""
+    _unkept = Owned[Mapping[int, Mapping[str, Any]]]()
+    """How clients stand whose standing the disk has not taken."""
 
     def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
         """Create the directory, or take up the run it holds.
@@ -122,7 +124,7 @@ class Store:
         self._files = StateFiles(
             self.states, self.run_id, self.owner, self.ledger.stated_state, strict=self.strict
         )
-        self._written = None
+        self._written, self._unkept = None, {}
         self._compare_experiment()
         stages = (Interaction(growth["interaction"]) for growth in self.ledger.growths())
         self._grown = max(stages, default=NONE_YET)
@@ -490,8 +492,22 @@ class Store:
     # --- clients ----------------------------------------------------------------------------------
 
     def keep_standings(self, standings: Mapping[int, Mapping[str, Any]]) -> None:
-        """Store how clients stand, soon: whoever tells of it does not wait for the disk."""
-        self.owner.queue(self.ledger.keep_standings, standings)
+        """Store how clients stand, soon: whoever tells of it does not wait for the disk.
+
+        What the disk does not take is told in a line, and stored with what changes next.
+        """
+        self.owner.queue(self._keep_standings, standings)
+
+    @owned
+    def _keep_standings(self, standings: Mapping[int, Mapping[str, Any]]) -> None:
+        self._unkept = {**self._unkept, **standings}
+        try:
+            with writing(self.path):
+                self.ledger.keep_standings(self._unkept)
+        except RunFailed as error:  # the next commit ends the run, if the disk still fails
+            log.error("who is there, and who is away, is not stored: %s", error)
+            return
+        self._unkept = {}
 
     def add_profiles(self, described: Mapping[int, str]) -> None:
         """Remember what clients describe."""

@@ -18,10 +18,12 @@ from fedmodels.errors import ArchiveError
 from fedmodels.position import Interaction
 from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle, state_digest
+from fedsrv.coordinator import write_facts
 from fedsrv.state.backup import backup, restore
 from fedsrv.state.chain import Head
 from fedsrv.state.earlier_ledger import link_of, seal_of
 from fedsrv.state.ledger import Ledger
+from fedsrv.state.recovery import recover
 from fedsrv.state.rows import KEYS, TABLES
 from fedsrv.state.store import Store
 from fedsrv.state.verification import verified
@@ -150,6 +152,40 @@ def test_a_run_of_the_version_before_gets_a_table_of_decisions(tmp_path):
     with closing(Store(run, EXPERIMENT, True)) as store:
         store.decide("close", {"now": True})
     assert verified(run, before.head).wrong == []
+
+
+def test_what_a_full_disk_did_not_take_of_the_roster_is_told_and_stored_later(
+    tmp_path, monkeypatch, caplog
+):
+    away, back = ({"state": state, "since": 5.0} for state in ("away", "present"))
+
+    def is_full(self: Ledger) -> Any:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with closing(Store(tmp_path / "run", EXPERIMENT, False)) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "stating", is_full)
+            store.keep_standings({1: away})
+            store.owner.run(lambda: None)
+        assert "who is there, and who is away, is not stored" in caplog.text
+        assert "disk is full" in caplog.text
+        store.keep_standings({2: back})
+        store.owner.run(lambda: None)
+        assert store.ledger.standings() == {1: away, 2: back}
+
+
+def test_what_was_decided_is_recovered_from_the_log(whole, run):
+    with closing(Store(run, EXPERIMENT, True)) as store:
+        forgets = [{"client": 1, "forget": True}, {"client": 2, "forget": False}]
+        store.decide("retire", *forgets)
+        store.evidence.audit.write()
+    write_facts(run, EXPERIMENT)
+    (run / "run.db").unlink()
+    recover(run, lambda line: None)
+    with closing(Store(run, EXPERIMENT, True)) as store:
+        assert store.decided("retire") == forgets
+        assert store.decided("close") == [{"now": False}]
+    verified(run)
 
 
 def test_decisions_that_are_gone_with_their_table_are_told(run, whole):
