@@ -258,14 +258,17 @@ def _run(
     data: Directory | None = None,
 ) -> Run:
     from fedsrv.launch.given_data import check_given_data
+    from fedsrv.state.run_directory import holds_commits
 
     if backend not in ("inprocess", "processes"):
         raise ConfigError(f"backend {backend!r} is neither 'processes' nor 'inprocess'")
     if not resume and (out / "run.db").exists():
-        raise ConfigError(
-            f"{out} already holds a run: fedtide.open({str(out)!r}).resume() goes on with it; "
-            "or give another out"
-        )
+        if (out / "config.toml").exists() or holds_commits(out):
+            raise ConfigError(
+                f"{out} already holds a run: fedtide.open({str(out)!r}).resume() goes on with it; "
+                "or give another out"
+            )
+        resume = True  # a start was killed before it wrote its config
     if not isinstance(data, str | os.PathLike | None):
         raise ConfigError(f"data is a {type(data).__name__}; give the path of a directory")
     root = None if data is None else Path(data)

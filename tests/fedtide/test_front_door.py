@@ -202,6 +202,26 @@ def test_a_run_that_was_interrupted_here_goes_on(stop, done, tmp_path, monkeypat
     assert ended.summary["state_sha256"] == done.summary["state_sha256"]
 
 
+def test_a_start_killed_before_it_wrote_its_config_is_begun_again(done, tmp_path, monkeypatch):
+    """The copy is what a kill at that moment leaves: run.db is there, and config.toml is not."""
+    left = tmp_path / "left"
+
+    def killed(out: Path, *args: object, **options: object) -> str:
+        shutil.copytree(out, left)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtide.inprocess.write_facts", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fedtide.run(TINY, out=tmp_path / "run", backend="inprocess")
+    assert (left / "run.db").exists()
+    assert not (left / "config.toml").exists()
+    again = fedtide.run(TINY, out=left, backend="inprocess")
+    assert again.summary["state_sha256"] == done.summary["state_sha256"]
+    with pytest.raises(ConfigError, match="already holds a run"):
+        fedtide.run(TINY, out=left, backend="inprocess")
+
+
 def test_a_run_in_this_process_says_how_it_goes(tmp_path, capsys):
     """Without a terminal and without ``progress`` it says nothing."""
     lines = list[str]()
