@@ -23,6 +23,8 @@ from fedsrv.events import EventLog
 from fedsrv.transport.sessions import Sessions
 
 MAX_NAMES = 10
+STORED_AT_ONCE, STORED_EVERY_S = 10, 60.0
+"""How often in a row it is stored how a client stands; and then, once in so many seconds."""
 NOBODY: Mapping[int, Any] = MappingProxyType({})
 SILENT = "connected, and telling of no work: a result may be on its way, or else restart the client"
 
@@ -209,6 +211,8 @@ class Attendance:
         self._next = -math.inf
         self.standings = {client: dict(one) for client, one in known.items()}
         self._changed = dict[int, Mapping[str, Any]]()
+        self._room = dict[int, tuple[float, float]]()
+        """How often each client's standing may be stored now, and when that was so."""
         for client, one in known.items():
             if one["state"] == "present":
                 self.stands(client, "away", "it has not joined since the coordinator began again")
@@ -249,10 +253,20 @@ class Attendance:
         self.stands(client, state, why)
 
     def store(self) -> None:
-        """Store how clients stand that stand otherwise than they did."""
-        changed, self._changed = self._changed, {}
-        if changed:
-            self._keep(changed)
+        """Store how clients stand that stand otherwise than they did.
+
+        The run's history has a statement for each: a client that comes and goes adds few of them.
+        """
+        if due := {c: one for c, one in self._changed.items() if self._may_store(c)}:
+            self._changed = {c: one for c, one in self._changed.items() if c not in due}
+            self._keep(due)
+
+    def _may_store(self, client: int) -> bool:
+        now = self._clock()
+        room, since = self._room.get(client, (STORED_AT_ONCE, now))
+        room = min(STORED_AT_ONCE, room + (now - since) / STORED_EVERY_S)
+        self._room[client] = room - (room >= 1), now
+        return room >= 1
 
     def look(self) -> tuple[list[ClientId], list[ClientId]]:
         """Return who is gone and who is back since the last look, if a look is due."""

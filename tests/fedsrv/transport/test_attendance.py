@@ -159,6 +159,25 @@ def test_how_each_client_stands_is_kept_over_a_restart(tmp_path):
     assert (kept[1]["state"], kept[1]["why"]) == ("present", "")
 
 
+def test_a_client_that_comes_and_goes_is_stored_a_bounded_number_of_times(tmp_path):
+    """It comes or goes at each look, for an hour; its last standing is stored all the same."""
+    kept = list[Any]()
+    rest = Rest(tmp_path, 0, num_clients=2, keep=kept.append)
+    for look in range(1800):
+        if look % 2:
+            rest.cohort.leave(0, "stopped")
+        else:
+            rest.cohort.join(0, "", b"1" * 16, ())
+        rest.told(2)
+    assert 60 <= len(kept) <= 75
+    rest.cohort.join(1, "", b"2" * 16, ())
+    rest.told(2)
+    assert kept[-1][1]["state"] == "present"
+    rest.told(120)
+    last = {client: one["state"] for each in kept for client, one in each.items()}
+    assert last[0] == "away"
+
+
 def test_why_a_clients_file_is_refused_is_kept_until_one_is_taken(tmp_path):
     kept: dict[int, Any] = {}
     rest = Rest(tmp_path, 0, num_clients=3, keep=kept.update)
