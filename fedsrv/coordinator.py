@@ -39,6 +39,7 @@ from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.guard import Guard
+from fedsrv.state.record import scored_in
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.transport.journal import Journal
@@ -279,7 +280,9 @@ def _tell_the_beginning(
     if (record := store.ledger.record(store.committed)) is not None:
         place = {key: record[key] for key in ("interaction", "round", "task")}
         metrics = record["metrics"]
-        events.tell("resumed", **place, loss=metrics.get("loss"), metrics=metrics)
+        facts = {"metrics": metrics, "scored": len(scored_in(record))}
+        facts["unscored"] = [*map(str, record.get("unscored", ()))]
+        events.tell("resumed", **place, loss=metrics.get("loss"), **facts)
     lines = [*caveats, *store.evidence.differences]
     lines += [
         f"client {client} was set aside: it takes no part from interaction {first + 1} on"

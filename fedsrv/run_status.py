@@ -233,7 +233,7 @@ class RunStatus:
         elif event.kind == "resumed":
             self.interaction, self.round = event.interaction, event.round
             self.task, self.loss = int(facts.get("task", -1)), facts.get("loss")
-            self.metrics = dict(facts.get("metrics") or {})
+            self._take_means(facts)
         elif event.kind == "commit":
             self.interaction, self.round = event.interaction, event.round
             self.waiting = self.work = self.resting = ""
@@ -243,11 +243,16 @@ class RunStatus:
             self.privacy = dict(facts.get("privacy") or {})
         elif event.kind in ("scores", "finished"):
             if event.kind == "scores":
-                self.scored = int(facts.get("scored") or 0)
-                self.unscored = [*map(str, facts.get("unscored", ()))]
+                self._take_means(facts)
             self.metrics = dict(facts.get("metrics") or {})
             self.finished = event.kind == "finished"
             self.digest = str(facts.get("state_sha256") or "")
+
+    def _take_means(self, facts: Mapping[str, Any]) -> None:
+        """Take scores, over how many clients they are means, and who is missing in them."""
+        self.metrics = dict(facts.get("metrics") or {})
+        self.scored = int(facts.get("scored") or 0)
+        self.unscored = [*map(str, facts.get("unscored", ()))]
 
     def _note_presence(self, event: Event) -> None:
         """Note who came, went, or is there."""

@@ -194,3 +194,10 @@ def test_the_roster_says_who_is_away_who_is_out_and_whose_file_was_refused():
     assert "clients present: 1 of 2, 2 never seen" in lines
     assert any(line.startswith("gone: client 1 since") and "(stopped)" in line for line in lines)
     assert "refused of client 0: column 'x' is missing" in lines
+
+
+def test_a_resumed_run_says_over_whom_its_last_means_are():
+    status = RunStatus()
+    facts = {"metrics": {"a_loc": 0.5}, "scored": 1, "unscored": ["1"]}
+    status.take(Event("resumed", "", 3, 0, facts))
+    assert (status.scored, status.unscored) == (1, ["1"])

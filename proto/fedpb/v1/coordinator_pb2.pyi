@@ -1007,7 +1007,7 @@ class Forecast(_message.Message):
     def __init__(self, line: _Optional[str] = ..., clients: _Optional[int] = ..., interactions: _Optional[int] = ..., down: _Optional[_Iterable[int]] = ..., up: _Optional[_Iterable[int]] = ..., all: _Optional[_Iterable[int]] = ..., server_disk: _Optional[_Iterable[int]] = ..., client_disk: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Resumed(_message.Message):
-    __slots__ = ("task", "loss", "metrics")
+    __slots__ = ("task", "loss", "metrics", "scored", "unscored")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1018,10 +1018,14 @@ class Resumed(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    SCORED_FIELD_NUMBER: _ClassVar[int]
+    UNSCORED_FIELD_NUMBER: _ClassVar[int]
     task: int
     loss: float
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    scored: int
+    unscored: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., scored: _Optional[int] = ..., unscored: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("line",)

@@ -55,7 +55,13 @@ FACTS: dict[str, dict[str, Any]] = {
     },
     "resting": {"line": "the run has learned all it has", "clients": []},
     "growth": {"line": "client 0 with another task"},
-    "resumed": {"task": 1, "loss": 0.5, "metrics": {"a_loc": 0.75}},
+    "resumed": {
+        "task": 1,
+        "loss": 0.5,
+        "metrics": {"a_loc": 0.75},
+        "scored": 1,
+        "unscored": ["1"],
+    },
     "forecast": {
         "line": "an interaction sends 8 B",
         "clients": 2,
