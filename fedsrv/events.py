@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedmodels.guarded import Guarded
 from fedmodels.printable import json_text
 
 HAS_FAILED = "the run has failed: "
@@ -46,11 +47,14 @@ class Event:
 class EventQueue:
     """A bounded queue of one listener's events; when full, it drops beats, then the oldest."""
 
+    _events: Guarded[deque[Event | None]] = Guarded("_changed")
+    _missed: Guarded[int] = Guarded("_changed")
+
     MAX, MAX_WITH_BEATS = 10_000, 1000
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._events: deque[Event | None] = deque()
+        self._events = deque()
         self._missed = 0
 
     def put(self, event: Event | None) -> None:
@@ -79,14 +83,18 @@ class EventQueue:
 class EventLog:
     """Remembers the last events and hands new ones to every listener; safe between threads."""
 
+    _kept: Guarded[deque[Event]] = Guarded("_lock")
+    _listeners: Guarded[set[EventQueue]] = Guarded("_lock")
+    _closed: Guarded[bool] = Guarded("_lock")
+
     KEPT = 1000
 
     def __init__(self, hear: Hear | None = None) -> None:
         """Remember nothing yet; ``hear`` is called with each event before :meth:`tell` returns."""
         self._hear = hear
-        self._lock = threading.Lock()
-        self._kept: deque[Event] = deque(maxlen=self.KEPT)
-        self._listeners: set[EventQueue] = set()
+        self._lock = threading.RLock()
+        self._kept = deque(maxlen=self.KEPT)
+        self._listeners = set()
         self._closed = False
 
     def tell(self, kind: str, client: object = "", **facts: Any) -> None:

@@ -31,6 +31,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmodels.guarded import Guarded
 from fedmodels.processes import end_with_parent
 from fedmodels.times import NO_ROOM_S
 from fedsrv.ray_cluster import taken
@@ -49,13 +50,16 @@ class Remote:
 class Driver:
     """What runs on the cluster, by the ids of orders."""
 
+    _actors: Guarded[dict[str, Any]] = Guarded("_lock")
+    _waiting: Guarded[dict[str, tuple[float, Mapping[str, float]]]] = Guarded("_lock")
+    """Since when something waits to begin, and what it takes."""
+
     def __init__(self, ray: Any, told: int) -> None:
         """Remember the module ``ray``, connected, and the file in which facts are told."""
         self._ray, self._told = ray, told
-        self._lock = threading.Lock()
-        self._actors: dict[str, Any] = {}
-        self._waiting: dict[str, tuple[float, Mapping[str, float]]] = {}
-        """Since when something waits to begin, and what it takes."""
+        self._lock = threading.RLock()
+        """Also keeps the facts apart that threads tell."""
+        self._actors, self._waiting = {}, {}
         threading.Thread(target=self._tell_of_waits, daemon=True).start()
 
     def tell(self, **fact: Any) -> None:
@@ -66,19 +70,24 @@ class Driver:
     def start(self, order: dict[str, Any]) -> None:
         """Have Ray run a function on a node."""
         key, takes = order["id"], order["takes"]
-        if key in self._actors:
-            self._ray.kill(self._actors[key])  # it would keep its CPU
+        with self._lock:
+            before = self._actors.get(key)
+        if before is not None:
+            self._ray.kill(before)  # it would keep its CPU
         try:
             options = {"max_restarts": 0, "scheduling_strategy": "SPREAD", **takes}
-            self._actors[key] = actor = self._ray.remote(**options)(Remote).remote()
+            actor = self._ray.remote(**options)(Remote).remote()
         except (TypeError, ValueError) as error:
             return self.tell(id=key, refused=" ".join(str(error).split()))
-        self._waiting[key] = time.monotonic(), takes
+        with self._lock:
+            self._actors[key], self._waiting[key] = actor, (time.monotonic(), takes)
         threading.Thread(target=self._follow, args=(actor, order), daemon=True).start()
 
     def end(self) -> None:
         """End everything that runs, and leave the cluster."""
-        for actor in self._actors.values():
+        with self._lock:
+            actors = [*self._actors.values()]
+        for actor in actors:
             self._ray.kill(actor)
         self._ray.shutdown()
 
@@ -94,7 +103,8 @@ class Driver:
                         log.write(found)
                         log.flush()
                     else:
-                        self._waiting.pop(key, None)
+                        with self._lock:
+                            self._waiting.pop(key, None)
                         self.tell(id=key, **found)
         except self._ray.exceptions.RayActorError:
             self._tell_end(key, actor, "its node or its process there is gone")
@@ -104,7 +114,9 @@ class Driver:
             self._tell_end(key, actor, f"{order['log']}: {error.strerror}")
 
     def _tell_end(self, key: str, actor: Any, why: str) -> None:
-        if self._actors.get(key) is actor:  # not one that another has replaced
+        with self._lock:
+            is_last = self._actors.get(key) is actor  # not one that another has replaced
+        if is_last:
             self.tell(id=key, status=1, why=why)
 
     def _tell_of_waits(self) -> None:
@@ -112,7 +124,9 @@ class Driver:
         told = set[tuple[str, float]]()
         while True:
             time.sleep(1)
-            for key, (since, takes) in list(self._waiting.items()):
+            with self._lock:
+                waiting = [*self._waiting.items()]
+            for key, (since, takes) in waiting:
                 if time.monotonic() - since < NO_ROOM_S or (key, since) in told:
                     continue
                 told.add((key, since))

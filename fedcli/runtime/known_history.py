@@ -13,6 +13,7 @@ import threading
 from pathlib import Path
 
 from fedmodels.files import replacing
+from fedmodels.guarded import Guarded
 from fedpb.v1 import coordinator_pb2 as rpc
 
 HEAD = "head.json"
@@ -29,19 +30,24 @@ log = logging.getLogger(__name__)
 class KnownHistory:
     """What a process knows of a run's history; safe between threads."""
 
+    _run_id: Guarded[str] = Guarded("_lock")
+    _number: Guarded[int] = Guarded("_lock")
+    _link: Guarded[bytes] = Guarded("_lock")
+    _differs: Guarded[bool] = Guarded("_lock")
+
     def __init__(self, path: Path | None = None) -> None:
         """Read the head that is kept in a file; without a path none is kept."""
         self._path = path
-        self._lock = threading.Lock()
-        self._run_id, self._number, self._link = "", 0, b""
-        self._differs = False
+        self._lock = threading.RLock()
+        self._differs, known = False, ("", 0, b"")
         try:
             facts = json.loads(path.read_text("utf-8")) if path else {}
             link = bytes.fromhex(facts["link"])
             if len(link) == SIZE and int(facts["number"]) > 0:
-                self._run_id, self._number, self._link = facts["run_id"], facts["number"], link
+                known = facts["run_id"], facts["number"], link
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass  # no file, or a damaged one: no head is known
+        self._run_id, self._number, self._link = known
 
     @property
     def number(self) -> int:

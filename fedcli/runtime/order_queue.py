@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fedcli.runtime.answers import RunOver
+from fedmodels.guarded import Guarded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.times import IDLE_TOLD_S, WAKE_S
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -21,12 +22,15 @@ log = logging.getLogger(__name__)
 class OrderQueue:
     """Hands over the orders of one message, in their order; any thread may end the queue."""
 
+    _waiting: Guarded[deque[OrderWithPayload]] = Guarded("_changed")
+    _over: Guarded[bool] = Guarded("_changed")
+
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.failure: BaseException | None = None
         """Why this process has to end, if it has."""
         self._changed = threading.Condition()
-        self._waiting: deque[OrderWithPayload] = deque()
+        self._waiting = deque()
         self._over = False
 
     def put(self, orders: Sequence[OrderWithPayload]) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ArchiveNotWritten, ArchiveReplaced
 from fedmodels.files import locked, sync_path
+from fedmodels.guarded import Guarded
 from fedmodels.tensors import stored
 from fedmodels.tensors.archive import PERSONAL, load, save
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 class _Syncer:
     """The thread of a process that makes states safe on the disk, one after the other."""
 
+    _thread: Guarded[threading.Thread | None] = Guarded("_starting")
+
     def __init__(self) -> None:
         self._begin_anew()
         if hasattr(os, "register_at_fork"):  # a fork inherits no thread
@@ -43,8 +46,9 @@ class _Syncer:
 
     def _begin_anew(self) -> None:
         self._wanted = queue.SimpleQueue[Callable[[], None]]()
-        self._starting = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()
+        with self._starting:  # of a fork's parent it may have been one
+            self._thread = None
 
     def want(self, sync: Callable[[], None]) -> None:
         """Call ``sync`` soon; start the thread when something is first wanted."""
@@ -68,6 +72,10 @@ _SYNCER = _Syncer()
 class StateDirectory:
     """The states of one client; used by the thread that trains."""
 
+    _durable: Guarded[int] = Guarded("_syncing_one")
+    _newest: Guarded[int] = Guarded("_syncing_one")
+    _unsynced: Guarded[dict[int, object]] = Guarded("_syncing_one")
+
     def __init__(self, path: Path) -> None:
         """Open a state directory, or make one; raise ArchiveError if it cannot be used."""
         self.path = path
@@ -81,12 +89,12 @@ class StateDirectory:
         self._classes: tuple[int, int | None] = (-1, None)
         """Interaction and number of classes of the state that was loaded or saved last."""
         self._secret: Secret | None = None
-        self._syncing_one = threading.Lock()
+        self._syncing_one = threading.RLock()
         """Guards the three values that follow, between this thread and the one that syncs."""
         self._durable = -1
         self._newest = max(self.versions(), default=-1)
         """The last state that counts, or may; later ones are of commits that were rolled back."""
-        self._unsynced: dict[int, object] = {}
+        self._unsynced = {}
         """What stands for each state since it was written last, until that is safe."""
         self._drop_unusable()
         for version in self.versions():  # an earlier process may have died before its sync

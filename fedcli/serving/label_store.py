@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmodels.errors import ArchiveNotWritten, DataError
+from fedmodels.guarded import Guarded
 from fedmodels.times import FEEDBACK_KEPT_S
 
 FILE = "served.db"
@@ -71,6 +72,8 @@ class Batch(NamedTuple):
 class LabelStore:
     """The file of one client; safe between threads, and one process uses it at a time."""
 
+    _held: Guarded[int] = Guarded("_lock")
+
     def __init__(self, directory: Path, shape: Sequence[int]) -> None:
         """Open the file in a client's directory, for inputs of a shape.
 
@@ -79,7 +82,7 @@ class LabelStore:
             ArchiveNotWritten: it cannot be written.
         """
         self.place, self._shape = directory / FILE, tuple(shape)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         with self._told():
             directory.mkdir(exist_ok=True)
             self._db = sqlite3.connect(self.place, timeout=10, check_same_thread=False)

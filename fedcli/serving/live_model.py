@@ -16,6 +16,7 @@ from fedcli.runtime.deployed import Deployed, Status
 from fedcli.runtime.sessions import SessionFile
 from fedmodels.errors import ArchiveError, DataError, FedtideError, reason_of
 from fedmodels.files import Stamp, stamp_of
+from fedmodels.guarded import Guarded
 from fedmodels.nets.trained import KEY, ModelFacts, TrainedModel
 from fedmodels.tensors.archive import PERSONAL, header_in
 
@@ -46,6 +47,10 @@ class Loaded:
 class LiveModel:
     """The model in the first of some files that exists; safe between threads."""
 
+    _loaded: Guarded[Loaded | None] = Guarded("_lock")
+    _stamped: Guarded[tuple[Path, Stamp] | None] = Guarded("_lock")
+    _looked: Guarded[tuple[tuple[Path, Stamp] | None, int]] = Guarded("_lock")
+
     def __init__(
         self,
         files: Sequence[Path],
@@ -60,11 +65,11 @@ class LiveModel:
         """
         self._recipe = recipe
         self._files, self._whose, self._folders = files, whose, folders
-        self._lock = threading.Lock()
-        self._loaded: Loaded | None = None
-        self._stamped: tuple[Path, Stamp] | None = None
+        self._lock = threading.RLock()
+        self._loaded = None
+        self._stamped = None
         """The file that was read last, and its stamp then: another model has another one."""
-        self._looked: tuple[tuple[Path, Stamp] | None, int] = None, 0
+        self._looked = None, 0
         """The file whose round was asked for last without reading it, and that round."""
         self.reads = 0
         """How many models were read."""
@@ -112,18 +117,20 @@ class LiveModel:
     def round(self) -> int:
         """The round of the live model, from 1, without reading its weights; 0: none yet."""
         first = self._first()
-        if first is not None and first != self._stamped and first != self._looked[0]:
-            with suppress(ArchiveError, KeyError):  # a damaged one does not go live
-                facts = ModelFacts.parse(header_in(first[0])[KEY], str(first[0]))
-                self._looked = first, facts.round + 1
-        if first is not None and first == self._looked[0] != self._stamped:
-            return self._looked[1]
-        return 0 if self._loaded is None else self._loaded.model.facts.round + 1
+        with self._lock:
+            if first is not None and first != self._stamped and first != self._looked[0]:
+                with suppress(ArchiveError, KeyError):  # a damaged one does not go live
+                    facts = ModelFacts.parse(header_in(first[0])[KEY], str(first[0]))
+                    self._looked = first, facts.round + 1
+            if first is not None and first == self._looked[0] != self._stamped:
+                return self._looked[1]
+            return 0 if self._loaded is None else self._loaded.model.facts.round + 1
 
     @property
     def loaded(self) -> Loaded | None:
         """The model that was live when somebody asked last."""
-        return self._loaded
+        with self._lock:
+            return self._loaded
 
     def _first(self) -> tuple[Path, Stamp] | None:
         """Return the file that holds the model now, and its stamp."""

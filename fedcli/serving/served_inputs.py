@@ -24,6 +24,7 @@ from fedcli.serving.live_model import Loaded
 from fedmodels.config.transforms import channels_in
 from fedmodels.data_description import Normaliser
 from fedmodels.errors import DataError
+from fedmodels.guarded import Guarded
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import MAX_EXAMPLES, Summary, Watched, moved
@@ -60,11 +61,13 @@ class Drift:
 class InputWatch:
     """The served inputs of one client's model; safe between threads."""
 
+    _held: Guarded[list[Array]] = Guarded("_lock")
+
     def __init__(self, data: ClientData, store: LabelStore | None) -> None:
         """Begin with no inputs; alarms are those that the store kept."""
         self._data, self._store = data, store
-        self._lock = threading.Lock()
-        self._held: list[Array] = []
+        self._lock = threading.RLock()
+        self._held = []
         self._reference: tuple[object, list[Summary]] = (None, [])
         self._alarms = Alarms(Levels(MEMORY))
         if store is not None:

@@ -40,6 +40,7 @@ from fedmodels.config.transforms import TableTransform, channels_in, parse_trans
 from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, reason_of
 from fedmodels.files import sync_path, write_atomically
+from fedmodels.guarded import Guarded
 from fedmodels.printable import printable
 
 RATE = 6000
@@ -62,6 +63,9 @@ class TooFast(DataError):
 class Site:
     """The client's data beside one served model."""
 
+    _left: Guarded[float] = Guarded("_counting")
+    _filled: Guarded[float] = Guarded("_counting")
+
     def __init__(self, root: Path, client: int, rows: int | None, every_s: float = 0.0) -> None:
         """Open a client's data below a root; so many ``rows`` with labels make a task.
 
@@ -81,7 +85,7 @@ class Site:
             self.store = LabelStore(self._data.directory, self._data.file.input_shape)
         self.watch = InputWatch(self._data, self.store)
         self._pool = ThreadPoolExecutor(1, "site")
-        self._is_testing, self._counting = threading.Lock(), threading.Lock()
+        self._is_testing, self._counting = threading.Lock(), threading.RLock()
         self._left, self._filled = float(RATE), time.monotonic()
         self._told = ""
         self._timer: threading.Timer | None = None

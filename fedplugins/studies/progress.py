@@ -19,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedmodels.guarded import Guarded
 from fedmodels.printable import duration, printable
 from fedmodels.times import LOGS_LOOK_S, SAID_EVERY_S
 from fedplugins.studies.execution import Say
@@ -102,6 +103,9 @@ class RunNow:
 class SweepProgress:
     """Shows the runs of a sweep while they go on."""
 
+    _said_at: Guarded[float] = Guarded("_lock")
+    _told: Guarded[str] = Guarded("_lock")
+
     def __init__(
         self, runs: Sequence[PlannedRun], say: Say, console: Console | None = None
     ) -> None:
@@ -114,7 +118,7 @@ class SweepProgress:
         self._live = None
         if console is not None and console.is_terminal:
             self._live = Live(console=console, auto_refresh=False, transient=True)
-        self._stop, self._lock = threading.Event(), threading.Lock()
+        self._stop, self._lock = threading.Event(), threading.RLock()
         self._thread = threading.Thread(target=self._follow, name="progress", daemon=True)
         self._said_at, self._told = monotonic(), ""
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, pip_line
+from fedmodels.guarded import Guarded
 from fedmodels.http_server import PageServer, Response
 from fedsrv.events import HAS_FAILED, Ending, Event, EventLog
 from fedsrv.run_status import RunStatus
@@ -138,8 +139,11 @@ def method_of(run: Path) -> str:
 class Scrapes:
     """When a page was asked for, so that a run's end can wait for the scrape that shows it."""
 
+    _count: Guarded[int] = Guarded("_changed")
+    _times: Guarded[deque[float]] = Guarded("_changed")
+
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards the two below
+        self._changed = threading.Condition()
         self._count, self._times = 0, deque[float](maxlen=2)
 
     def note(self) -> None:

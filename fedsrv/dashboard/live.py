@@ -22,6 +22,7 @@ import numpy as np
 
 from fedmodels.charts import Chart, Spread, svg
 from fedmodels.errors import ConfigError, FedtideError
+from fedmodels.guarded import Guarded
 from fedmodels.http_server import POLICY, PageServer, Response
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.printable import Unit, bytes_text, duration, json_text, printable, text_of
@@ -67,6 +68,15 @@ OF_TARGETS = {"mae": "mae_of_mean", "r2": "", "pinball": "", "auroc": "",
 class LivePage:
     """The page of one run; safe between threads."""
 
+    _status: Guarded[RunStatus] = Guarded("_lock")
+    _looks: Guarded[int] = Guarded("_lock")
+    _last_look: Guarded[float] = Guarded("_lock")
+    _next: Guarded[float] = Guarded("_lock")
+    _sizes: Guarded[tuple[int, int]] = Guarded("_lock")
+    _record: Guarded[RunRecord] = Guarded("_lock")
+    _sites: Guarded[Table | None] = Guarded("_lock")
+    _charts: Guarded[list[tuple[str, str]]] = Guarded("_lock")
+
     def __init__(self, run: Path) -> None:
         """Follow the run directory ``run``; events are added by :meth:`take`."""
         self.run = run
@@ -75,9 +85,8 @@ class LivePage:
         self._looks, self._last_look = 0, -math.inf
         """How often the page was asked for, and when last."""
         self._next, self._sizes = 0.0, (-1, -1)
-        self._record: RunRecord
-        self._sites: Table | None = None
-        self._charts: list[tuple[str, str]] = []
+        self._sites = None
+        self._charts = []
         """Caption and drawing of each chart."""
 
     def take(self, event: Event) -> None:

@@ -15,6 +15,7 @@ from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, placeless
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
+from fedmodels.guarded import Guarded
 from fedmodels.printable import printable
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
@@ -52,6 +53,10 @@ class Admission:
     class_names: tuple[str, ...] = ()
     """Of the classes that the run began with, where clients may bring more."""
 
+    _said: Guarded[dict[ClientId, _Said]] = Guarded("_lock")
+    _votes: Guarded[Counter[Problem]] = Guarded("_lock")
+    _voices: Guarded[Counter[Names]] = Guarded("_lock")
+
     def __init__(
         self,
         known: Mapping[int, str],
@@ -69,13 +74,13 @@ class Admission:
             most_tasks: gives a client's number of tasks by the config, for a number of classes.
             experiment: the config that dealt-out data are compared with.
         """
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
         self._experiment = experiment
-        self._said: dict[ClientId, _Said] = {}
+        self._said = {}
         """What each admitted client states."""
-        self._votes, self._voices = Counter[Problem](), Counter[Names]()
+        self._votes, self._voices = Counter(), Counter()
         """How many admitted clients state each problem, and each tuple of class names."""
         self._names: Names = listed_in(experiment)
         self._lists_names = bool(self._names)

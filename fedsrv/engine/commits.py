@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Self
 
+from fedmodels.guarded import Guarded
 from fedmodels.numerics.metric_names import DEFINITIONS
 from fedmodels.position import NONE_YET, Interaction
 from fedmodels.training.asked import local_view
@@ -185,6 +186,12 @@ class Syncer:
     All of its values are under the lock of one condition. States that a roll-back undid are written
     anew, in the next *generation*: a sync that began before counts no more, whatever it says.
     """
+
+    _wanted: Guarded[Interaction] = Guarded("_changed")
+    _durable: Guarded[Interaction] = Guarded("_changed")
+    _generation: Guarded[int] = Guarded("_changed")
+    _closed: Guarded[bool] = Guarded("_changed")
+    _failed: Guarded[int] = Guarded("_changed")
 
     def __init__(self, sync: Callable[[Interaction], None]) -> None:
         self._sync = sync

@@ -20,6 +20,7 @@ import torch
 
 from fedmodels.config.combinations import TOLD
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.guarded import Guarded
 from fedmodels.numerics.metric_names import OF_UPLOADS
 from fedmodels.numerics.metrics import VALIDATION
 from fedmodels.position import Interaction
@@ -317,13 +318,16 @@ Times = npt.NDArray[np.int64]
 class TimesTrained:
     """Counts orders as the steps have them; each step is looked at once, whoever asks."""
 
+    _counted: Guarded[int] = Guarded("_lock")
+    _times: Guarded[dict[int, Times]] = Guarded("_lock")
+
     def __init__(self, steps: Sequence[Step]) -> None:
         """Begin with the steps of a run, all of them."""
         self.steps = steps
         self._counted = 0
         """The steps that are counted so far."""
-        self._times: dict[int, Times] = {}
-        self._lock = threading.Lock()
+        self._times = {}
+        self._lock = threading.RLock()
         """Uploads are checked on several threads."""
 
     def of(self, client: int, interaction: Interaction) -> Times:
@@ -343,8 +347,9 @@ class TimesTrained:
         with self._lock:
             last = self._counted - 1
             if last < len(steps) and (last < 0 or steps[last] is self.steps[last]):
-                found._counted = self._counted
-                found._times = {client: times.copy() for client, times in self._times.items()}
+                with found._lock:
+                    found._counted = self._counted
+                    found._times = {client: times.copy() for client, times in self._times.items()}
         return found
 
     def _count_up_to(self, end: int) -> None:

@@ -14,6 +14,7 @@ import grpc
 from cryptography import x509
 
 from fedmodels.client_ids import ClientId
+from fedmodels.guarded import Guarded
 from fedpb.identities import RELAY, covers, role_of
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.pem import authorities_of, end_of, ends_of, identities_of
@@ -51,6 +52,11 @@ def peers_of(client_ca: Path, crl: Path | None) -> tuple[PeerCertificates, Revoc
 class CertificateGuard(Guard):
     """Checks the certificate of every call."""
 
+    _open: Guarded[dict[grpc.ServicerContext, Peer]] = Guarded("_lock")
+    _known: Guarded[dict[str, Peer]] = Guarded("_lock")
+    _fresh: Guarded[list[str]] = Guarded("_lock")
+    _due: Guarded[datetime] = Guarded("_lock")
+
     requires_identity = True
     EVERY = timedelta(days=1)
     """How often it warns of the same certificate."""
@@ -63,12 +69,12 @@ class CertificateGuard(Guard):
         ``files`` are the certificates of this server and its authorities, with their options.
         """
         self._revoked, self._files = revoked, files
-        self._lock = threading.Lock()
-        self._open: dict[grpc.ServicerContext, Peer] = {}
+        self._lock = threading.RLock()
+        self._open = {}
         """Calls under way."""
-        self._known: dict[str, Peer] = {}
+        self._known = {}
         """The newest certificate of each identity that has called."""
-        self._fresh: list[str] = []
+        self._fresh = []
         """Identities whose newest certificate :meth:`warnings` has not looked at yet."""
         self._due = datetime.now(UTC)
 
@@ -141,10 +147,11 @@ class CertificateGuard(Guard):
         with self._lock:
             is_due = datetime.now(UTC) >= self._due
             whom, self._fresh = [*self._known] if is_due else self._fresh, []
+            if is_due:
+                self._due = datetime.now(UTC) + self.EVERY
             ends = [(uri, self._known[uri].until) for uri in dict.fromkeys(whom)]
         found = [end_of(f"the certificate of {uri}", until) for uri, until in ends]
         if is_due:
-            self._due = datetime.now(UTC) + self.EVERY
             found += [line for path, option in self._files for line in ends_of(path, option)]
             found += [self._revoked.warning()] if self._revoked else []
         return [*filter(None, found)]

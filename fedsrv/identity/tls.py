@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from fedmodels.errors import ConfigError
+from fedmodels.guarded import Guarded
 from fedmodels.printable import printable
 from fedpb.channels import channel_options
 from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
@@ -25,9 +26,11 @@ class ServerKeys:
     Connections that are open go on. A new pair that cannot be used keeps the old one.
     """
 
+    _seen: Guarded[tuple[object, ...]] = Guarded("_lock")
+
     def __init__(self, cert: Path, key: Path, client_ca: Path | None) -> None:
         self.cert, self.key, self.client_ca = cert, key, client_ca
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._seen = self._state()
 
     def credentials(self) -> grpc.ServerCredentials:

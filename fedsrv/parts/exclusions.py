@@ -13,6 +13,7 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError
+from fedmodels.guarded import Guarded
 from fedmodels.position import Interaction
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
@@ -27,10 +28,12 @@ BY_HAND = "an operator excluded it"
 class Exclusions(ServerPart):
     """Who is to take no part in one run; safe between threads."""
 
+    _gone: Guarded[set[int]] = Guarded("_lock")
+
     def __init__(self, store: Store, events: EventLog, given: Mapping[str, Any] = NOTHING) -> None:
         """Begin; what was asked before a restart is in the store."""
         super().__init__(store, events, given)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         """Held from the check of what is asked until it is stored."""
         self._gone = {*store.aside()}
         self._told = False
@@ -64,7 +67,9 @@ class Exclusions(ServerPart):
 
     def sets_aside(self, step: Step, aside: Mapping[int, int], settle: Settle) -> dict[int, str]:
         """Return who is to go before a step: as was asked, or by ``exclude_after``."""
-        due = {client: BY_HAND for client in sorted(self._asked) if client not in aside}
+        with self._lock:
+            asked = self._asked
+        due = {client: BY_HAND for client in sorted(asked) if client not in aside}
         if (times := self.experiment.server.exclude_after) is not None:
             settle()
             before = map(Interaction, range(step.interaction - 1, -1, -1))

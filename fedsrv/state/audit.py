@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedmodels.errors import ArchiveError
+from fedmodels.guarded import Guarded
 from fedmodels.line_file import LineFile
 from fedmodels.printable import printable
 from fedmodels.times import LINES_WITHIN_S
@@ -100,6 +101,13 @@ def last_audited(db: sqlite3.Connection) -> Mark | None:
 class Audit:
     """The log of a run under way; safe between threads, by one lock around all of it."""
 
+    _lines: Guarded[list[bytes]] = Guarded("_lock")
+    _at_will: Guarded[Counter[str]] = Guarded("_lock")
+    _until: Guarded[float] = Guarded("_lock")
+    _at: Guarded[Mark] = Guarded("_lock")
+    _written: Guarded[Mark] = Guarded("_lock")
+    _safe: Guarded[Mark] = Guarded("_lock")
+
     def __init__(self, path: Path, committed: Mark | None) -> None:
         """Go on with a log, or begin one.
 
@@ -111,8 +119,8 @@ class Audit:
             ArchiveError: the file cannot be used.
         """
         self.path = path
-        self._lock = threading.Lock()
-        self._lines: list[bytes] = []
+        self._lock = threading.RLock()
+        self._lines = []
         self._at_will = Counter[str]()
         self._until = 0.0
         self.differences: list[str] = []

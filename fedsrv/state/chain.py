@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedmodels.errors import ArchiveError
+from fedmodels.guarded import Guarded
 
 SIZE = 32
 """Bytes of a digest and of a link."""
@@ -114,18 +115,25 @@ def commit_links(statements: Iterable[tuple[int, str, str]]) -> dict[int, str]:
 class Chain:
     """The chain of one run: its ledger's owner adds to it, and others read heads, under a lock."""
 
+    _digests: Guarded[bytearray] = Guarded("_lock")
+    _links: Guarded[bytearray] = Guarded("_lock")
+    _head: Guarded[Head] = Guarded("_lock")
+    _safe: Guarded[Head] = Guarded("_lock")
+    _statement: Guarded[str] = Guarded("_lock")
+
     def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
         """Read the chain of a run; ValueError holds the number of the first changed statement."""
-        self._db, self._lock = db, threading.Lock()
-        self._digests, self._links = bytearray(), bytearray(beginning_of(run_id))
-        self._head = Head(0, bytes(self._links))
+        self._db, self._lock = db, threading.RLock()
+        first = beginning_of(run_id)
+        self._digests, self._links = bytearray(), bytearray(first)
+        self._head = Head(0, bytes(first))
         self._statement = "{}"
         query = "SELECT number, statement, link FROM chain ORDER BY number"
         for number, statement, link in db.execute(query):
             self.said(statement)
-            if number != self._head.number or link != self._head.link.hex():
+            if (number, link) != (self.head.number, self.head.link.hex()):
                 raise ValueError(number)
-        self._safe = self._head
+        self._safe = self.head
 
     @property
     def head(self) -> Head:
@@ -147,11 +155,12 @@ class Chain:
     @property
     def last(self) -> dict[str, Any]:
         """Return the last statement."""
-        return dict(json.loads(self._statement))
+        with self._lock:
+            return dict(json.loads(self._statement))
 
     def say(self, text: str) -> None:
         """Write a statement, in a transaction; :meth:`said` follows when that is committed."""
-        number, before = self._head
+        number, before = self.head
         link = continued(before, digest_of(text))
         self._db.execute("INSERT INTO chain VALUES (?, ?, ?)", (number + 1, text, link.hex()))
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
+from fedmodels.guarded import Guarded
 from fedmodels.printable import printable
 from fedmodels.times import (
     CALLS_LOOK_S,
@@ -45,6 +46,13 @@ Admitted: TypeAlias = Callable[[str, Context], contextlib.AbstractContextManager
 class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     """Admits calls, and ends calls that last too long."""
 
+    _until: Guarded[dict[Context, float]] = Guarded("_lock")
+    """Deadline of each call; the gate ends calls that pass it."""
+    _opening: Guarded[dict[Context, str]] = Guarded("_lock")
+    """Calls that wait for their first message, oldest first, with their peers."""
+    _streams: Guarded[Counter[str]] = Guarded("_lock")
+    _holders: Guarded[dict[Hashable, list[Context]]] = Guarded("_lock")
+
     def __init__(
         self,
         clients: int,
@@ -64,13 +72,8 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         """
         self._clock, self._admitted, self._look = clock, admitted, look
         self._most_opening = clients + MAX_STRANGERS
-        self._lock = threading.Lock()
-        self._until: dict[Context, float] = {}
-        """Deadline of each call; the gate ends calls that pass it."""
-        self._opening: dict[Context, str] = {}
-        """Calls that wait for their first message, oldest first, with their peers."""
-        self._streams: Counter[str] = Counter()
-        self._holders: dict[Hashable, list[Context]] = {}
+        self._lock = threading.RLock()
+        self._until, self._opening, self._streams, self._holders = {}, {}, Counter(), {}
         self._closed = threading.Event()
         self._watching: threading.Thread | None = None
         """Of whoever starts and closes the gate."""
@@ -255,11 +258,13 @@ class RejectionLog(logging.Filter):
     minute.
     """
 
+    _kinds: Guarded[dict[str, _Kind]] = Guarded("_lock")
+
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._log, self._clock = log, clock
-        self._kinds: dict[str, _Kind] = {}
-        self._lock = threading.Lock()
+        self._kinds = {}
+        self._lock = threading.RLock()
 
     def tell(self, kind: str, line: str) -> None:
         """Complain about one call; ``kind`` is one of a few words, such as a status code."""

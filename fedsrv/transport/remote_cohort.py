@@ -72,6 +72,9 @@ MAX_TOKEN_BYTES = 64
 class RemoteCohort:
     """Clients that join over the network; its methods are called from many threads."""
 
+    sessions: Guarded[dict[ClientId, ClientSession]] = Guarded("_lock")
+    _trips: Guarded[OpenTrips] = Guarded("_lock")
+
     lease_s = LEASE_S
     """A client neither waiting nor heard of for this long is no longer connected."""
     MAX_AHEAD = 3
@@ -121,10 +124,10 @@ class RemoteCohort:
         self.changed = threading.Condition(self._lock)
         """Wakes whoever waits for clients. Each Pull has its own, or a result would wake all."""
         self._callers, self._replaced, self.moves = set(), 0, 0
-        self.sessions: dict[ClientId, ClientSession] = {}
-        self._holdings = StateInventory(self.sessions)
-        self.presence = Presence(self.sessions, lambda: self.lease_s, clock)
-        self._attendance = Attendance(self.sessions, lambda: self.lease_s, clock, known, keep)
+        self.sessions = sessions = dict[ClientId, ClientSession]()
+        self._holdings = StateInventory(sessions)
+        self.presence = Presence(sessions, lambda: self.lease_s, clock)
+        self._attendance = Attendance(sessions, lambda: self.lease_s, clock, known, keep)
         self.spool = spool
         self._min_clients = min_clients or num_clients
         evaluators = [EVALUATOR] if expects_evaluator else []
@@ -155,13 +158,13 @@ class RemoteCohort:
     # --- for the engine ---------------------------------------------------------------------------
 
     def gather(self) -> Mapping[int, str]:
-        joined, needed = self.sessions, self._min_clients
         goes_on = bool(self.class_names)  # an open run that has begun knows its clients
         with self.changed:
             while True:
                 self._patience.wait_to_join(
-                    self._gathering, self._expected, joined, needed, for_the_living=goes_on
-                )
+                    self._gathering, self._expected, self.sessions, self._min_clients,
+                    for_the_living=goes_on,
+                )  # fmt: skip
                 if not (self.admission and self._turn_away(self.admission.settle())):
                     return self._descriptions()
 
@@ -254,7 +257,9 @@ class RemoteCohort:
             RunFailed: too few clients can answer; names the failed clients.
             StateLost: a client came back without its required state.
         """
-        open_trip = OpenTrip.of(trip, self.spool.budget, through_whom(self.sessions, trip.orders))
+        with self.changed:
+            through = through_whom(self.sessions, trip.orders)
+        open_trip = OpenTrip.of(trip, self.spool.budget, through)
         with self.changed:
             if trip.sample.kind == rpc.ORDER_KIND_TRAIN:
                 self._patience.check_begin()
@@ -299,7 +304,8 @@ class RemoteCohort:
             StateLost: a client came back without its required state.
             TooFewOrders: too few of those with an order are left, and others are there.
         """
-        trips = self._trips
+        with self.changed:
+            trips = self._trips
 
         def is_done() -> bool:
             found = trips.is_decided(until) or self._holdings.lost is not None
@@ -400,8 +406,9 @@ class RemoteCohort:
     # --- for who passes calls on ------------------------------------------------------------------
 
     def live(self) -> dict[ClientId, ClientSession]:
-        """Return the sessions of clients that are connected; the caller holds the lock."""
-        return {c: s for c, s in self.sessions.items() if self.presence.is_connected(s)}
+        """Return the sessions of clients that are connected."""
+        with self.changed:
+            return {c: s for c, s in self.sessions.items() if self.presence.is_connected(s)}
 
     def tokens(self, clients: Sequence[int]) -> dict[int, bytes]:
         """Return the tokens of clients' sessions, also of clients that have died since."""
@@ -516,11 +523,12 @@ class RemoteCohort:
 
     def session(self, client: ClientId, token: bytes) -> ClientSession:
         """Return the session a token belongs to; UnknownSession if there is none."""
-        session = self.sessions.get(client)
-        if session is None or not secrets.compare_digest(session.token, token):
-            raise UnknownSession(f"client {client} has no session with this token; join again")
-        session.seen = self._clock()
-        return session
+        with self._lock:
+            session = self.sessions.get(client)
+            if session is None or not secrets.compare_digest(session.token, token):
+                raise UnknownSession(f"client {client} has no session with this token; join again")
+            session.seen = self._clock()
+            return session
 
     def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
         """Return a Pull for clients with these last issues; it replaces their earlier Pulls."""

@@ -297,7 +297,8 @@ class Service:
 
     def _admit(self, context: grpc.ServicerContext, client: ClientId, *facts: Any) -> bytes:
         """Admit one client by what it says; return its token."""
-        took_over = client in self.cohort.sessions and self.cohort.presence.is_there(client)
+        with self.cohort.changed:
+            took_over = client in self.cohort.sessions and self.cohort.presence.is_there(client)
         token: bytes = self.cohort.join(client, *facts)
         through: Through | None = facts[-1]
         told = through.told if through else {}

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmodels.errors import PayloadTooLarge
+from fedmodels.guarded import Guarded
 from fedmodels.tensors.packed_weights import Block, lend
 
 
@@ -23,11 +24,14 @@ class Spool:
     reached, blocks of sizes that are no longer asked for are freed.
     """
 
+    _in_memory: Guarded[int] = Guarded("_lock")
+    _free: Guarded[dict[int, list[Block]]] = Guarded("_lock")
+
     def __init__(self, directory: Path, budget_bytes: int) -> None:
         self._directory = directory
         self.budget = budget_bytes
         self._in_memory = 0
-        self._free: dict[int, list[Block]] = {}
+        self._free = {}
         self._lock = threading.RLock()  # a block may come back while this thread holds the lock
 
     def allocate(self, size: int) -> memoryview:
