@@ -26,8 +26,8 @@ from fedmodels.machine import end_on_sigterm
 from fedmodels.options import words_of
 from fedmodels.printable import printable
 from fedmodels.processes import run_program
-from fedmodels.staying import Outcome, pauses
-from fedmodels.times import A_NEW_RUN_S, OVER_S, SITE_LOOK_S
+from fedmodels.staying import NewRuns, Outcome, pauses
+from fedmodels.times import OVER_S, SITE_LOOK_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options
 from fedpb.told import Door, Passed
@@ -37,9 +37,6 @@ from fedpb.v1 import coordinator_pb2 as rpc
 if TYPE_CHECKING:
     import typer
 
-NEW_RUNS = 20
-"""Runs that a site joins as soon as they are served: a server names its runs itself, and each costs
-a process and files. Each further one takes ``A_NEW_RUN_S``."""
 LEFT = 1000
 """Runs that this site takes no part in any more, of which it knows so."""
 log = logging.getLogger(__name__)
@@ -109,7 +106,7 @@ def each_run(
         now: the time, in seconds.
     """
     last, left_s, after_faults = "", 0.0, pauses()
-    left, allowed = dict[str, None](), _NewRuns(now)
+    left, allowed = dict[str, None](), NewRuns(now)
     while True:
         run = runs()
         is_left = run in left or (run == last and left_s > 0)
@@ -132,31 +129,6 @@ def each_run(
             left[run] = None
             for old in [*left][:-LEFT]:
                 del left[old]
-
-
-@dataclass
-class _NewRuns:
-    """How many further runs a site joins at once."""
-
-    now: Callable[[], float]
-    spare: float = float(NEW_RUNS)
-    at: float = field(default=math.nan, init=False)
-    is_told: bool = field(default=False, init=False)
-
-    def take(self) -> bool:
-        """Tell whether a run that was not the last one may be joined now."""
-        passed = self.now() - self.at if math.isfinite(self.at) else 0.0
-        self.at, self.spare = self.now(), min(NEW_RUNS, self.spare + passed / A_NEW_RUN_S)
-        if self.spare >= 1:
-            self.spare, self.is_told = self.spare - 1, False
-            return True
-        if not self.is_told:
-            log.warning(
-                "the server has named more than %d runs one after the other: a new one is joined "
-                "each %g s", NEW_RUNS, A_NEW_RUN_S,
-            )  # fmt: skip
-        self.is_told = True
-        return False
 
 
 def stay(context: typer.Context, address: Address, rules: Rules) -> None:

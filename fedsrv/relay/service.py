@@ -32,6 +32,9 @@ class RelayService:
 
     _run_id: Guarded[str] = Guarded("_lock")
     """The one run that is passed on: that of the client that joined first."""
+    _last: Guarded[tuple[object, RelayedRun | None]] = Guarded("_lock")
+    """The config that the client that joined last was told, and the run; most have the same
+    problem. A run that is resumed may have another config, as of its deadline."""
 
     def __init__(
         self,
@@ -69,8 +72,7 @@ class RelayService:
         self._told = ""
         self._lock, self._on_other_run = trips.changed, on_other_run
         self._run_id = ""
-        self._last: RelayedRun | None = None
-        """The run of the client that joined last; most clients have the same problem."""
+        self._last = None, None
 
     def _check_id(self, text: str) -> None:
         if text not in self._ids:
@@ -175,15 +177,18 @@ class RelayService:
             len(reply.class_names) or description.num_classes
         )  # of an open run, the first ones
         problem = Problem(tuple(description.input_shape), classes)
-        run = self._last
-        if run is None or run.facts.problem != problem:
+        with self._lock:
+            known, run = self._last
+        if run is None or run.facts.problem != problem or known != reply.experiment:
             try:
                 run = RelayedRun.of(
                     values_of(reply.experiment), problem, self.code, usual_of(reply.experiment)
                 )
             except ConfigError as error:
                 raise WrongRun(str(error)) from None
-            self._last, self.uplink.zstd = run, run.facts.experiment.zstd
+            with self._lock:
+                self._last = reply.experiment, run
+            self.uplink.zstd = run.facts.experiment.zstd
         self.trips.learn(client, run)
 
     @coded

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from fedmodels.errors import FedtideError
-from fedmodels.staying import Outcome, pauses
+from fedmodels.staying import NewRuns, Outcome, pauses
+from fedmodels.times import SITE_LOOK_S
 from fedsrv.relay.relaying import RunGone
 
 log = logging.getLogger("fedsrv")
@@ -21,18 +22,21 @@ Ready = Callable[[str], None]
 
 
 def relay_runs(
-    relay: Callable[[str, Ready], None], wait: Callable[[float], None] = time.sleep
+    relay: Callable[[str, Ready], None],
+    wait: Callable[[float], None] = time.sleep,
+    now: Callable[[], float] = time.monotonic,
 ) -> NoReturn:
-    """Relay one run after the other, for good.
+    """Relay one run after the other, for good; few at once, as a coordinator names them itself.
 
     Args:
         relay: relays one run, given the address of the relay before; that is empty at first.
         wait: waits so many seconds.
+        now: the time, in seconds.
 
     Raises:
         FedtideError: the first relay could not begin.
     """
-    places, after_faults = [""], pauses()
+    places, after_faults, allowed = [""], pauses(), NewRuns(now)
     while True:
         try:
             relay(places[-1], places.append)
@@ -47,6 +51,8 @@ def relay_runs(
             outcome = Outcome.LATER
         if outcome is Outcome.OVER:
             after_faults = pauses()
+            while not allowed.take():
+                wait(SITE_LOOK_S)
             continue
         pause_s = next(after_faults)
         log.warning("this relay %s; again in %g s", outcome.value, pause_s)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 
 from fedmodels.errors import ConfigError, SetOut
-from fedmodels.times import FIRST_PAUSE_S, LAST_PAUSE_S
+from fedmodels.times import A_NEW_RUN_S, FIRST_PAUSE_S, LAST_PAUSE_S
+
+NEW_RUNS = 20
+"""Runs that are taken part in as soon as they are served: a server names its runs itself, and each
+costs a process or a start. Each further one takes ``A_NEW_RUN_S``."""
+log = logging.getLogger(__name__)
 
 
 class Outcome(Enum):
@@ -38,3 +46,28 @@ def pauses() -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+
+@dataclass
+class NewRuns:
+    """How many further runs a site or a relay joins at once."""
+
+    now: Callable[[], float]
+    spare: float = float(NEW_RUNS)
+    at: float = field(default=math.nan, init=False)
+    is_told: bool = field(default=False, init=False)
+
+    def take(self) -> bool:
+        """Tell whether a run that was not the last one may be joined now."""
+        passed = self.now() - self.at if math.isfinite(self.at) else 0.0
+        self.at, self.spare = self.now(), min(NEW_RUNS, self.spare + passed / A_NEW_RUN_S)
+        if self.spare >= 1:
+            self.spare, self.is_told = self.spare - 1, False
+            return True
+        if not self.is_told:
+            log.warning(
+                "the server has named more than %d runs one after the other: a new one is joined "
+                "each %g s", NEW_RUNS, A_NEW_RUN_S,
+            )  # fmt: skip
+        self.is_told = True
+        return False

@@ -19,10 +19,11 @@ from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
 from fedcli.runtime import staying
 from fedcli.runtime.link import Link
-from fedcli.runtime.staying import NEW_RUNS, OVER_S, SITE_LOOK_S, Address, Outcome, each_run, stay
+from fedcli.runtime.staying import OVER_S, SITE_LOOK_S, Address, Outcome, each_run, stay
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.options import words_of
+from fedmodels.staying import NEW_RUNS
 from fedpb.tables import table_of
 from fedpb.told import Passed
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -12,17 +12,24 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmodels.errors import ConfigError, LinkError
+from fedmodels.staying import NEW_RUNS
 from fedmodels.times import FIRST_PAUSE_S, LAST_PAUSE_S
+from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1 import description_pb2 as pb
+from fedpb.v1.table_pb2 import Table
 from fedsrv.cli import app
 from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.relay.relaying import Relaying, RunGone
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.staying import relay_runs
-from fedsrv.relay.trips import RelayedTrips
+from fedsrv.relay.trips import Delivery, RelayedTrips
 from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.refusals import NotReady, RunOver, WrongRun
 from fedsrv.transport.spool import Spool
+from tests.conftest import tiny_experiment
+
+DESCRIBED = pb.ClientDescription(input_shape=[1, 8, 8], num_classes=10)
 
 
 def relayed(*ends: Exception | None) -> tuple[list[str], list[float]]:
@@ -58,6 +65,26 @@ def test_after_a_fault_a_relay_begins_again_after_a_longer_time_each_time():
     assert relayed(*[refused] * 20)[1][-1] == LAST_PAUSE_S
 
 
+def test_a_coordinator_that_names_run_after_run_has_one_relayed_a_minute():
+    """It would have a relay begin anew without end, as fast as sites ask what is served."""
+    clock, begun = [0.0], list[float]()
+
+    def relay(address, on_ready):
+        begun.append(clock[0])
+        clock[0] += 0.1
+        if clock[0] > 1800 or len(begun) > 1000:
+            raise KeyboardInterrupt
+        on_ready(address or "127.0.0.1:4000")
+        raise RunGone("run a is not served any more, and run b is")
+
+    def wait(seconds):
+        clock[0] += seconds
+
+    with pytest.raises(KeyboardInterrupt):
+        relay_runs(relay, wait, lambda: clock[0])
+    assert NEW_RUNS + 20 < len(begun) <= NEW_RUNS + 30 + 1
+
+
 def test_what_keeps_the_first_relay_from_beginning_ends_the_command():
     with pytest.raises(ConfigError, match="no relay"):
         relayed(ConfigError("no relay.pem"))
@@ -66,9 +93,11 @@ def test_what_keeps_the_first_relay_from_beginning_ends_the_command():
 def test_each_run_is_relayed_by_the_conditions_of_the_command(tmp_path, monkeypatch):
     """Who may join, whose code may run and the log; certificates are read again."""
     served, read = list[tuple[object, ...]](), itertools.count()
+    shown = list[object]()
 
     def serve(clients, above, listen, telling, code, log_place, on_ready):
         served.append((clients, above.credentials, listen.address, code, log_place))
+        shown.append(listen.credentials)
         if len(served) == 3:
             raise KeyboardInterrupt
         on_ready("127.0.0.1:4000")
@@ -78,9 +107,11 @@ def test_each_run_is_relayed_by_the_conditions_of_the_command(tmp_path, monkeypa
     monkeypatch.setattr(
         "fedsrv.identity.tls.caller_credentials", lambda *files: (next(read), *files[:3])
     )
+    monkeypatch.setattr("fedsrv.identity.tls.server_credentials", lambda *files: (served[:], files))
     files = Path("ca.pem"), Path("relay.pem"), Path("relay.key")
     words = ["--up-ca", "ca.pem", "--up-cert", "relay.pem", "--up-key", "relay.key", "--stay"]
     words += ["--up", "host:1", "--clients", "0-1", "--code", "own.py", "--audit", str(tmp_path)]
+    words += ["--tls-cert", "relay.pem", "--tls-key", "relay.key"]
     CliRunner().invoke(app, ["relay", *words])
     same = [Path("own.py")], tmp_path
     assert served == [
@@ -88,6 +119,8 @@ def test_each_run_is_relayed_by_the_conditions_of_the_command(tmp_path, monkeypa
         (range(2), (1, *files), "127.0.0.1:4000", *same),
         (range(2), (2, *files), "127.0.0.1:4000", *same),
     ]
+    listening = (Path("relay.pem"), Path("relay.key"), None)
+    assert shown == [(served[:n], listening) for n in range(3)], "read for each run"
 
 
 def test_a_relay_of_one_run_says_how_to_go_on_with_the_next(monkeypatch):
@@ -108,13 +141,15 @@ def test_a_relay_of_one_run_says_how_to_go_on_with_the_next(monkeypatch):
 class Above:
     """A coordinator; a test says which run it serves."""
 
-    address, run_id = "coordinator:1", "a" * 32
+    address, run_id, zstd = "coordinator:1", "a" * 32, False
+    experiment = Table()
 
     def prepare(self, request):
         return rpc.PrepareResponse(run_id=self.run_id)
 
     def join(self, request):
-        return rpc.JoinResponse(run_id=self.run_id, token=b"x" * 16)
+        token = b"x" * 16
+        return rpc.JoinResponse(run_id=self.run_id, token=token, experiment=self.experiment)
 
     def join_several(self, request):
         return rpc.JoinSeveralResponse(joined=self.join(request))
@@ -123,24 +158,26 @@ class Above:
 @pytest.fixture
 def relay(tmp_path, monkeypatch):
     """Return a relay's service, the coordinator above, and the other runs that it saw."""
-    trips = RelayedTrips(range(2), Spool(tmp_path, 1 << 20), EventLog())
+    trips = RelayedTrips(range(2), Spool(tmp_path, 1 << 20), EventLog(), clock=lambda: 7.0)
     seen, above = list[tuple[str, str]](), Above()
     found = RelayService(
         range(2), trips, EventLog(), above, on_other_run=lambda *runs: seen.append(runs)
     )
     found.refuse = lambda context, error: (_ for _ in ()).throw(error)
+    learn = found._learn
     monkeypatch.setattr(found, "_learn", lambda *given: None)
-    return SimpleNamespace(service=found, above=above, seen=seen, trips=trips)
+    return SimpleNamespace(service=found, above=above, seen=seen, trips=trips, learn=learn)
 
 
 def join(relay, client):
-    request = rpc.JoinRequest(client_id=client, token=client.encode() * 16)
+    token = client.encode() * 16
+    request = rpc.JoinRequest(client_id=client, token=token, description=DESCRIBED)
     return relay.service.join(request, None)
 
 
 def join_several(relay, client):
     one = rpc.Joining(client_id=client, token=client.encode() * 16)
-    request = rpc.JoinSeveralRequest(clients=[one], descriptions=[{}])
+    request = rpc.JoinSeveralRequest(clients=[one], descriptions=[DESCRIBED])
     return relay.service.join_several(request, None)
 
 
@@ -165,6 +202,25 @@ def test_a_relay_learns_of_another_run_from_a_site_that_asks_what_is_served(rela
     relay.above.run_id = "c" * 32
     assert relay.service.prepare(ask, None).run_id == "c" * 32
     assert relay.seen == [("b" * 32, "c" * 32)]
+
+
+@pytest.mark.parametrize("joins", [join, join_several])
+def test_a_run_that_goes_on_with_a_shorter_deadline_has_its_sums_in_time(relay, joins, monkeypatch):
+    """The relay kept the first one: its sums came when nobody waited for them any more."""
+    monkeypatch.setattr(relay.service, "_learn", relay.learn)
+    orders = {
+        c: rpc.Order(kind=rpc.ORDER_KIND_TRAIN, client_id=str(c), interaction=1, trip=1, issue=1)
+        for c in range(2)
+    }
+    for deadline_s in (100.0, 10.0, 1000.0):
+        made = tiny_experiment(server={"deadline_s": deadline_s, "min_clients": 2})
+        relay.above.experiment = table_of(made.to_dict())
+        for client in "01":
+            joins(relay, client)
+        relay.trips.recall()
+        relay.trips.begin(Delivery(1, orders, group=(0, 1)))
+        with relay.trips.changed:
+            assert relay.trips.group.until == 7.0 + 0.8 * deadline_s
 
 
 def ended(tmp_path: Path, why: Exception | None) -> None:
