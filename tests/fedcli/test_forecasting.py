@@ -225,6 +225,18 @@ def test_masks_of_a_secure_sum_are_foretold_without_peers_and_certificates(
     assert trial._more_trips == (3 if trust == "certificates" else 2)
 
 
+def test_masks_of_several_groups_are_foretold_by_the_largest(digits, tmp_path):
+    """Seven clients in two groups, of 4 and 3: by hand, 4 masks and 2 keys with each of 3 peers at
+    a client, and the own masks of all seven at the coordinator."""
+    rules = {"trust": "coordinator", "groups": 2}
+    masked = tiny_experiment(privacy={"secure_sum": rules}, schedule={"clients": 7})
+    trial = forecasting._Trial(masked, digits, CPU, tmp_path, 1)
+    trial._tried({})
+    trial.clock = itertools.count().__next__
+    assert trial._masks() == Work(4 + 2 * 3, 7)
+    assert forecast(masked, digits, CPU).without == ()
+
+
 def test_noise_that_needs_a_secure_sum_is_left_out_and_named(digits):
     noise = {"level": "client", "where": "clients", "noise_multiplier": 1.0, "delta": 1e-5}
     noisy = tiny_experiment(

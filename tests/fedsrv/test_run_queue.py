@@ -105,6 +105,26 @@ def test_where_the_first_run_cannot_begin_a_queue_ends_and_no_run_has_failed(
     assert [run.state for run in runs_of(tmp_path)] == ["over", "failed", "waiting"]
 
 
+def test_a_queue_whose_runs_all_fail_goes_on_to_the_next_and_begins_none_again(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they end with; one that is submitted later is served as ever."""
+    for name in ("a", "b", "c"):
+        submit(experiment, tmp_path, name)
+
+    def sleep(seconds: float) -> None:
+        if len(runs_of(tmp_path)) == 4:
+            raise KeyboardInterrupt
+        submit(experiment, tmp_path, "d")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    said = serving(monkeypatch, 1, 2, -9, 0)
+    with pytest.raises(KeyboardInterrupt):
+        serve_all(tmp_path, [])
+    assert [run.state for run in runs_of(tmp_path)] == ["failed", "failed", "failed", "over"]
+    assert len(said) == 4
+
+
 def test_a_run_whose_process_was_asked_to_stop_has_not_failed(
     tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from fedcli.data.store.opened_data import open_data
 from fedcli.runtime.link import Link, Membership
-from fedcli.runtime.state import _SYNCER, StateDirectory
+from fedcli.runtime.state import _SYNCER, StateDirectory, _Syncer
 from fedcli.runtime.worker import Worker
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ArchiveReplaced
 from fedmodels.tensors.archive import load
@@ -439,3 +439,15 @@ def test_a_sync_that_fails_ends_no_later_one(caplog):
     _SYNCER.want(done.set)
     assert done.wait(30)
     assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_fork_begins_with_no_thread_that_syncs():
+    """The values of the parent are there when they are set anew, without the parent's lock."""
+    syncer, done = _Syncer(), [threading.Event(), threading.Event()]
+    syncer.want(done[0].set)
+    assert done[0].wait(60)
+    syncer._begin_anew()  # as what os.register_at_fork calls
+    with syncer._starting:
+        assert syncer._thread is None
+    syncer.want(done[1].set)
+    assert done[1].wait(60)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedcli.data.store.growing import add_task
-from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
+from fedmodels.errors import ClientFailed, ConfigError, OrderDeclined, TooFewClients
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
 from fedsrv.events import EventLog
 from fedsrv.parts.example_privacy import ExamplePrivacy, why_declined
@@ -274,3 +274,30 @@ def test_new_data_are_learned_though_silent_sites_have_spent_all(own, tmp_path):
     assert [record["cohort"] for record in records] == [[0, 1, 2]] * 2 + [[0]] * 2
     assert [[*record.get("failed", {})] for record in records] == [[], [], ["1", "2"], []]
     assert told(out, 0)[-1] == summary["privacy"]["epsilon"] == cost((8, 1 / 4))
+
+
+def test_a_run_whose_clients_trained_ahead_does_not_end_before_that(own, tmp_path):
+    """Its epsilon would leave out what they had charged. With all rounds it is that of all steps,
+    three times 4 at a rate of 1/4, which dp-accounting composes here by itself."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    def rounds(number: int) -> Any:
+        made = tiny_experiment(
+            schedule={"rounds": number, "clients": 2}, training={"batch_size": 4}, privacy=HIDING
+        )
+        return made.model_copy(update={"scenario": None, "data": None})
+
+    out = tmp_path / "run"
+    killed(rounds(3), own, out, before=dies(interaction=2, client_id="1"))
+    with closing(sqlite3.connect(out / "clients/0/privacy.db")) as db:
+        assert db.execute("SELECT count(*) FROM trainings").fetchone() == (3,)
+    assert len(records_of(out)) == 2
+    for fewer in (2, 1):
+        with pytest.raises(ConfigError, match=r"schedule\.rounds.* never taken away"):
+            run_in_process(rounds(fewer), own, out, resume=True)
+    summary = run_in_process(rounds(3), own, out, resume=True)
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    step = PoissonSampledDpEvent(1 / 4, GaussianDpEvent(4.0))
+    accountant.compose(SelfComposedDpEvent(step, 12))
+    assert summary["privacy"]["epsilon"] == pytest.approx(accountant.get_epsilon(DELTA), rel=0.02)
