@@ -54,8 +54,7 @@ class EventQueue:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._events = deque()
-        self._missed = 0
+        self._events, self._missed = deque(), 0
 
     def put(self, event: Event | None) -> None:
         """Add an event, or None for the end."""
@@ -93,9 +92,7 @@ class EventLog:
         """Remember nothing yet; ``hear`` is called with each event before :meth:`tell` returns."""
         self._hear = hear
         self._lock = threading.RLock()
-        self._kept = deque(maxlen=self.KEPT)
-        self._listeners = set()
-        self._closed = False
+        self._kept, self._listeners, self._closed = deque(maxlen=self.KEPT), set(), False
 
     def tell(self, kind: str, client: object = "", **facts: Any) -> None:
         """Tell that something happened; ``interaction`` and ``round`` are fields of their own."""

@@ -71,9 +71,8 @@ class Driver:
         """Have Ray run a function on a node."""
         key, takes = order["id"], order["takes"]
         with self._lock:
-            before = self._actors.get(key)
-        if before is not None:
-            self._ray.kill(before)  # it would keep its CPU
+            if key in self._actors:
+                self._ray.kill(self._actors[key])  # it would keep its CPU
         try:
             options = {"max_restarts": 0, "scheduling_strategy": "SPREAD", **takes}
             actor = self._ray.remote(**options)(Remote).remote()
@@ -86,9 +85,8 @@ class Driver:
     def end(self) -> None:
         """End everything that runs, and leave the cluster."""
         with self._lock:
-            actors = [*self._actors.values()]
-        for actor in actors:
-            self._ray.kill(actor)
+            for actor in self._actors.values():
+                self._ray.kill(actor)
         self._ray.shutdown()
 
     def _follow(self, actor: Any, order: dict[str, Any]) -> None:
@@ -115,9 +113,8 @@ class Driver:
 
     def _tell_end(self, key: str, actor: Any, why: str) -> None:
         with self._lock:
-            is_last = self._actors.get(key) is actor  # not one that another has replaced
-        if is_last:
-            self.tell(id=key, status=1, why=why)
+            if self._actors.get(key) is actor:  # not one that another has replaced
+                self.tell(id=key, status=1, why=why)
 
     def _tell_of_waits(self) -> None:
         """Tell once of each function for which no node has room."""

@@ -30,8 +30,7 @@ class OrderQueue:
         self.failure: BaseException | None = None
         """Why this process has to end, if it has."""
         self._changed = threading.Condition()
-        self._waiting = deque()
-        self._over = False
+        self._waiting, self._over = deque(), False
 
     def put(self, orders: Sequence[OrderWithPayload]) -> None:
         """Add the orders of a message, once those of the message before are taken."""

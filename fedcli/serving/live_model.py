@@ -49,7 +49,9 @@ class LiveModel:
 
     _loaded: Guarded[Loaded | None] = Guarded("_lock")
     _stamped: Guarded[tuple[Path, Stamp] | None] = Guarded("_lock")
+    """The file that was read last, and its stamp then: another model has another one."""
     _looked: Guarded[tuple[tuple[Path, Stamp] | None, int]] = Guarded("_lock")
+    """The file whose round was asked for last without reading it, and that round."""
 
     def __init__(
         self,
@@ -66,11 +68,7 @@ class LiveModel:
         self._recipe = recipe
         self._files, self._whose, self._folders = files, whose, folders
         self._lock = threading.RLock()
-        self._loaded = None
-        self._stamped = None
-        """The file that was read last, and its stamp then: another model has another one."""
-        self._looked = None, 0
-        """The file whose round was asked for last without reading it, and that round."""
+        self._loaded, self._stamped, self._looked = None, None, (None, 0)
         self.reads = 0
         """How many models were read."""
 

@@ -66,8 +66,7 @@ class InputWatch:
     def __init__(self, data: ClientData, store: LabelStore | None) -> None:
         """Begin with no inputs; alarms are those that the store kept."""
         self._data, self._store = data, store
-        self._lock = threading.RLock()
-        self._held = []
+        self._lock, self._held = threading.RLock(), []
         self._reference: tuple[object, list[Summary]] = (None, [])
         self._alarms = Alarms(Levels(MEMORY))
         if store is not None:

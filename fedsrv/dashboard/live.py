@@ -76,6 +76,7 @@ class LivePage:
     _record: Guarded[RunRecord] = Guarded("_lock")
     _sites: Guarded[Table | None] = Guarded("_lock")
     _charts: Guarded[list[tuple[str, str]]] = Guarded("_lock")
+    """Caption and drawing of each chart."""
 
     def __init__(self, run: Path) -> None:
         """Follow the run directory ``run``; events are added by :meth:`take`."""
@@ -85,9 +86,7 @@ class LivePage:
         self._looks, self._last_look = 0, -math.inf
         """How often the page was asked for, and when last."""
         self._next, self._sizes = 0.0, (-1, -1)
-        self._sites = None
-        self._charts = []
-        """Caption and drawing of each chart."""
+        self._sites, self._charts = None, []
 
     def take(self, event: Event) -> None:
         """Take in one event."""

@@ -54,8 +54,10 @@ class Admission:
     """Of the classes that the run began with, where clients may bring more."""
 
     _said: Guarded[dict[ClientId, _Said]] = Guarded("_lock")
+    """What each admitted client states."""
     _votes: Guarded[Counter[Problem]] = Guarded("_lock")
     _voices: Guarded[Counter[Names]] = Guarded("_lock")
+    """How many admitted clients state each problem, and each tuple of class names."""
 
     def __init__(
         self,
@@ -78,10 +80,7 @@ class Admission:
         self._known = dict(known)
         self._clients, self._problem, self._most_tasks = clients, problem, most_tasks
         self._experiment = experiment
-        self._said = {}
-        """What each admitted client states."""
-        self._votes, self._voices = Counter(), Counter()
-        """How many admitted clients state each problem, and each tuple of class names."""
+        self._said, self._votes, self._voices = {}, Counter(), Counter()
         self._names: Names = listed_in(experiment)
         self._lists_names = bool(self._names)
         """Whether the config itself says how the classes are called."""

@@ -192,15 +192,13 @@ class Syncer:
     _generation: Guarded[int] = Guarded("_changed")
     _closed: Guarded[bool] = Guarded("_changed")
     _failed: Guarded[int] = Guarded("_changed")
+    """The last interaction whose sync failed; only a later one is tried again."""
 
     def __init__(self, sync: Callable[[Interaction], None]) -> None:
         self._sync = sync
         self._wanted = self._durable = NONE_YET
-        self._generation = 0
         self._changed = threading.Condition()
-        self._closed = False
-        self._failed = -1
-        """The last interaction whose sync failed; only a later one is tried again."""
+        self._generation, self._closed, self._failed = 0, False, -1
         self._thread = threading.Thread(target=self._work, name="syncer", daemon=True)
         self._thread.start()
 

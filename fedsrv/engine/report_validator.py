@@ -319,14 +319,13 @@ class TimesTrained:
     """Counts orders as the steps have them; each step is looked at once, whoever asks."""
 
     _counted: Guarded[int] = Guarded("_lock")
+    """The steps that are counted so far."""
     _times: Guarded[dict[int, Times]] = Guarded("_lock")
 
     def __init__(self, steps: Sequence[Step]) -> None:
         """Begin with the steps of a run, all of them."""
         self.steps = steps
-        self._counted = 0
-        """The steps that are counted so far."""
-        self._times = {}
+        self._counted, self._times = 0, {}
         self._lock = threading.RLock()
         """Uploads are checked on several threads."""
 

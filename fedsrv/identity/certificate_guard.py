@@ -53,8 +53,11 @@ class CertificateGuard(Guard):
     """Checks the certificate of every call."""
 
     _open: Guarded[dict[grpc.ServicerContext, Peer]] = Guarded("_lock")
+    """Calls under way."""
     _known: Guarded[dict[str, Peer]] = Guarded("_lock")
+    """The newest certificate of each identity that has called."""
     _fresh: Guarded[list[str]] = Guarded("_lock")
+    """Identities whose newest certificate :meth:`warnings` has not looked at yet."""
     _due: Guarded[datetime] = Guarded("_lock")
 
     requires_identity = True
@@ -70,13 +73,7 @@ class CertificateGuard(Guard):
         """
         self._revoked, self._files = revoked, files
         self._lock = threading.RLock()
-        self._open = {}
-        """Calls under way."""
-        self._known = {}
-        """The newest certificate of each identity that has called."""
-        self._fresh = []
-        """Identities whose newest certificate :meth:`warnings` has not looked at yet."""
-        self._due = datetime.now(UTC)
+        self._open, self._known, self._fresh, self._due = {}, {}, [], datetime.now(UTC)
 
     def peer(self, context: grpc.ServicerContext) -> Peer | None:
         """Return who calls; None where nobody shows a certificate."""

@@ -120,9 +120,7 @@ class Audit:
         """
         self.path = path
         self._lock = threading.RLock()
-        self._lines = []
-        self._at_will = Counter[str]()
-        self._until = 0.0
+        self._lines, self._at_will, self._until = [], Counter(), 0.0
         self.differences: list[str] = []
         """What was found wrong with the log when it was opened."""
         at, wrong = self._looked_through(committed)

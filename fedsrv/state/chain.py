@@ -126,8 +126,7 @@ class Chain:
         self._db, self._lock = db, threading.RLock()
         first = beginning_of(run_id)
         self._digests, self._links = bytearray(), bytearray(first)
-        self._head = Head(0, bytes(first))
-        self._statement = "{}"
+        self._head, self._statement = Head(0, bytes(first)), "{}"
         query = "SELECT number, statement, link FROM chain ORDER BY number"
         for number, statement, link in db.execute(query):
             self.said(statement)

@@ -263,8 +263,7 @@ class RejectionLog(logging.Filter):
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._log, self._clock = log, clock
-        self._kinds = {}
-        self._lock = threading.RLock()
+        self._kinds, self._lock = {}, threading.RLock()
 
     def tell(self, kind: str, line: str) -> None:
         """Complain about one call; ``kind`` is one of a few words, such as a status code."""

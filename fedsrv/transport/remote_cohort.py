@@ -158,13 +158,12 @@ class RemoteCohort:
     # --- for the engine ---------------------------------------------------------------------------
 
     def gather(self) -> Mapping[int, str]:
-        goes_on = bool(self.class_names)  # an open run that has begun knows its clients
+        needed, goes_on = self._min_clients, bool(self.class_names)  # a begun open run knows them
         with self.changed:
             while True:
                 self._patience.wait_to_join(
-                    self._gathering, self._expected, self.sessions, self._min_clients,
-                    for_the_living=goes_on,
-                )  # fmt: skip
+                    self._gathering, self._expected, self.sessions, needed, for_the_living=goes_on
+                )
                 if not (self.admission and self._turn_away(self.admission.settle())):
                     return self._descriptions()
 

@@ -28,10 +28,8 @@ class Spool:
     _free: Guarded[dict[int, list[Block]]] = Guarded("_lock")
 
     def __init__(self, directory: Path, budget_bytes: int) -> None:
-        self._directory = directory
-        self.budget = budget_bytes
-        self._in_memory = 0
-        self._free = {}
+        self._directory, self.budget = directory, budget_bytes
+        self._in_memory, self._free = 0, {}
         self._lock = threading.RLock()  # a block may come back while this thread holds the lock
 
     def allocate(self, size: int) -> memoryview:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from enum import Enum
 
 from fedmodels.errors import ConfigError, SetOut
@@ -48,26 +46,22 @@ def pauses() -> Iterator[float]:
         pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
 
-@dataclass
 class NewRuns:
     """How many further runs a site or a relay joins at once."""
 
-    now: Callable[[], float]
-    spare: float = float(NEW_RUNS)
-    at: float = field(default=math.nan, init=False)
-    is_told: bool = field(default=False, init=False)
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now, self._at, self._spare, self._is_told = now, now(), float(NEW_RUNS), False
 
     def take(self) -> bool:
         """Tell whether a run that was not the last one may be joined now."""
-        passed = self.now() - self.at if math.isfinite(self.at) else 0.0
-        self.at, self.spare = self.now(), min(NEW_RUNS, self.spare + passed / A_NEW_RUN_S)
-        if self.spare >= 1:
-            self.spare, self.is_told = self.spare - 1, False
-            return True
-        if not self.is_told:
+        passed, self._at = self._now() - self._at, self._now()
+        self._spare = min(NEW_RUNS, self._spare + passed / A_NEW_RUN_S)
+        if is_spare := self._spare >= 1:
+            self._spare -= 1
+        elif not self._is_told:
             log.warning(
                 "the server has named more than %d runs one after the other: a new one is joined "
                 "each %g s", NEW_RUNS, A_NEW_RUN_S,
             )  # fmt: skip
-        self.is_told = True
-        return False
+        self._is_told = not is_spare
+        return is_spare
