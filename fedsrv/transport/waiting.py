@@ -17,14 +17,13 @@ from typing import Any
 
 from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
-from fedmodels.times import AWAY_AFTER_S, GONE_EVERY_S, LINE_EVERY_S, LOOK_EVERY_S
+from fedmodels.times import AWAY_AFTER_S, GONE_EVERY_S, LINE_EVERY_S, LOOK_EVERY_S, STORED_EVERY_S
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.events import EventLog
 from fedsrv.transport.sessions import Sessions
 
 MAX_NAMES = 10
-STORED_AT_ONCE, STORED_EVERY_S = 10, 60.0
-"""How often in a row it is stored how a client stands; and then, once in so many seconds."""
+STORED_AT_ONCE = 10  # times in a row; then once in STORED_EVERY_S
 NOBODY: Mapping[int, Any] = MappingProxyType({})
 SILENT = "connected, and telling of no work: a result may be on its way, or else restart the client"
 

@@ -247,3 +247,5 @@ RETRY_AFTER_S = 1
 """`Retry-After` of a request without an answer."""
 FOLDER_LOOK_S = 0.5
 """`predict --watch` checks its folder again."""
+STORED_EVERY_S = 60.0
+"""How a client that comes and goes stands is stored, after ten times in a row."""
