@@ -279,10 +279,9 @@ def _tell_the_beginning(
     events.tell("present", **cohort.present())
     if (record := store.ledger.record(store.committed)) is not None:
         place = {key: record[key] for key in ("interaction", "round", "task")}
-        metrics = record["metrics"]
-        facts = {"metrics": metrics, "scored": len(scored_in(record))}
-        facts["unscored"] = [*map(str, record.get("unscored", ()))]
-        events.tell("resumed", **place, loss=metrics.get("loss"), **facts)
+        metrics, without = record["metrics"], [*map(str, record.get("unscored", ()))]
+        means = {"metrics": metrics, "scored": len(scored_in(record)), "unscored": without}
+        events.tell("resumed", **place, loss=metrics.get("loss"), **means)
     lines = [*caveats, *store.evidence.differences]
     lines += [
         f"client {client} was set aside: it takes no part from interaction {first + 1} on"

@@ -249,7 +249,7 @@ class RunStatus:
             self.digest = str(facts.get("state_sha256") or "")
 
     def _take_means(self, facts: Mapping[str, Any]) -> None:
-        """Take scores, over how many clients they are means, and who is missing in them."""
+        """Take mean scores, with how many clients they cover and which are missing."""
         self.metrics = dict(facts.get("metrics") or {})
         self.scored = int(facts.get("scored") or 0)
         self.unscored = [*map(str, facts.get("unscored", ()))]

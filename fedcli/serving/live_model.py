@@ -67,7 +67,7 @@ class LiveModel:
         """
         self._recipe = recipe
         self._files, self._whose, self._folders = files, whose, folders
-        self._lock = threading.RLock()
+        self._lock, self._reading = threading.RLock(), threading.Lock()
         self._loaded, self._stamped, self._looked = None, None, (None, 0)
         self.reads = 0
         """How many models were read."""
@@ -100,33 +100,39 @@ class LiveModel:
             NoModelYet: there is none so far.
             FedtideError: it cannot be used, and none was read before.
         """
-        with self._lock:
-            while (first := self._first()) is not None and first != self._stamped:
-                self._stamped = first
+        with self._reading:
+            while (first := self._first()) is not None and self._is_new(first):
                 self._read(first[0])  # another look: it may have been replaced meanwhile
-            if self._loaded is None:
+            if (found := self.loaded) is None:
                 raise NoModelYet(
                     f"{self._whose} has no model yet: the first one is live after a round, where "
                     "it joined with --deploy or the run's config has [deploy]"
                 )
-            return self._loaded
+            return found
+
+    def _is_new(self, first: tuple[Path, Stamp]) -> bool:
+        with self._lock:
+            before, self._stamped = self._stamped, first
+            return before != first
 
     @property
     def round(self) -> int:
         """The round of the live model, from 1, without reading its weights; 0: none yet."""
         first = self._first()
         with self._lock:
-            if first is not None and first != self._stamped and first != self._looked[0]:
-                with suppress(ArchiveError, KeyError):  # a damaged one does not go live
-                    facts = ModelFacts.parse(header_in(first[0])[KEY], str(first[0]))
-                    self._looked = first, facts.round + 1
-            if first is not None and first == self._looked[0] != self._stamped:
-                return self._looked[1]
-            return 0 if self._loaded is None else self._loaded.model.facts.round + 1
+            stamped, looked, loaded = self._stamped, self._looked, self._loaded
+        if first is not None and first not in (stamped, looked[0]):
+            with suppress(ArchiveError, KeyError):  # a damaged one does not go live
+                facts = ModelFacts.parse(header_in(first[0])[KEY], str(first[0]))
+                with self._lock:
+                    self._looked = looked = first, facts.round + 1
+        if first is not None and first == looked[0] != stamped:
+            return looked[1]
+        return 0 if loaded is None else loaded.model.facts.round + 1
 
     @property
     def loaded(self) -> Loaded | None:
-        """The model that was live when somebody asked last."""
+        """The model that was live when somebody asked last; waits for no model that is read."""
         with self._lock:
             return self._loaded
 
@@ -140,15 +146,18 @@ class LiveModel:
             model = TrainedModel.load(file)
             if self._recipe is not None:
                 model.facts = read_by(self._recipe, model.facts, file)
-            self._loaded = Loaded(model, file, _digest_of(file), self._run())
+            found = Loaded(model, file, _digest_of(file), self._run())
         except FedtideError as error:
-            if self._loaded is None:
-                self._stamped = None
-                raise
+            with self._lock:
+                if self._loaded is None:
+                    self._stamped = None
+                    raise
             log.warning("%s; the model before goes on to answer", error)
             return
+        with self._lock:
+            self._loaded = found
         self.reads += 1
-        for caveat in self._loaded.model.caveats() if self.reads == 1 else ():
+        for caveat in found.model.caveats() if self.reads == 1 else ():
             log.warning("note: %s", caveat)
 
     def _run(self) -> str:

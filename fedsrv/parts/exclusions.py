@@ -68,8 +68,7 @@ class Exclusions(ServerPart):
     def sets_aside(self, step: Step, aside: Mapping[int, int], settle: Settle) -> dict[int, str]:
         """Return who is to go before a step: as was asked, or by ``exclude_after``."""
         with self._lock:
-            asked = self._asked
-        due = {client: BY_HAND for client in sorted(asked) if client not in aside}
+            due = {client: BY_HAND for client in sorted(self._asked) if client not in aside}
         if (times := self.experiment.server.exclude_after) is not None:
             settle()
             before = map(Interaction, range(step.interaction - 1, -1, -1))

@@ -33,8 +33,7 @@ class RelayService:
     _run_id: Guarded[str] = Guarded("_lock")
     """The one run that is passed on: that of the client that joined first."""
     _last: Guarded[tuple[object, RelayedRun | None]] = Guarded("_lock")
-    """The config that the client that joined last was told, and the run; most have the same
-    problem. A run that is resumed may have another config, as of its deadline."""
+    """The config sent to the client that joined last, and the run; a resumed run may change it."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ def relay_runs(
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
 ) -> NoReturn:
-    """Relay one run after the other, for good; few at once, as a coordinator names them itself.
+    """Relay one run after the other, for good; at a bounded rate, as a coordinator names them.
 
     Args:
         relay: relays one run, given the address of the relay before; that is empty at first.

@@ -73,7 +73,7 @@ class Store:
     _written = Owned[ServerState | None]()
     """The state that the last commit wrote, while it is in memory."""
     _unkept = Owned[Mapping[int, Mapping[str, Any]]]()
-    """How clients stand whose standing the disk has not taken."""
+    """The standings of clients that are not stored yet."""
 
     def __init__(self, path: Path, experiment: Experiment, resume: bool) -> None:
         """Create the directory, or take up the run it holds.
@@ -492,10 +492,7 @@ class Store:
     # --- clients ----------------------------------------------------------------------------------
 
     def keep_standings(self, standings: Mapping[int, Mapping[str, Any]]) -> None:
-        """Store how clients stand, soon: whoever tells of it does not wait for the disk.
-
-        What the disk does not take is told in a line, and stored with what changes next.
-        """
+        """Store standings without waiting; what the disk refuses is stored with the next change."""
         self.owner.queue(self._keep_standings, standings)
 
     @owned

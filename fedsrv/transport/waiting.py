@@ -211,7 +211,7 @@ class Attendance:
         self.standings = {client: dict(one) for client, one in known.items()}
         self._changed = dict[int, Mapping[str, Any]]()
         self._room = dict[int, tuple[float, float]]()
-        """How often each client's standing may be stored now, and when that was so."""
+        """How many more times each client's standing may be stored, and when that was counted."""
         for client, one in known.items():
             if one["state"] == "present":
                 self.stands(client, "away", "it has not joined since the coordinator began again")
@@ -252,10 +252,7 @@ class Attendance:
         self.stands(client, state, why)
 
     def store(self) -> None:
-        """Store how clients stand that stand otherwise than they did.
-
-        The run's history has a statement for each: a client that comes and goes adds few of them.
-        """
+        """Store the standings that have changed; one that keeps changing, at a bounded rate."""
         if due := {c: one for c, one in self._changed.items() if self._may_store(c)}:
             self._changed = {c: one for c, one in self._changed.items() if c not in due}
             self._keep(due)

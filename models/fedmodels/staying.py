@@ -10,8 +10,8 @@ from fedmodels.errors import ConfigError, SetOut
 from fedmodels.times import A_NEW_RUN_S, FIRST_PAUSE_S, LAST_PAUSE_S
 
 NEW_RUNS = 20
-"""Runs that are taken part in as soon as they are served: a server names its runs itself, and each
-costs a process or a start. Each further one takes ``A_NEW_RUN_S``."""
+"""New runs that a site or a relay joins without waiting: a server chooses its run ids, and each run
+costs a process or a start. Further ones are joined one per ``A_NEW_RUN_S``."""
 log = logging.getLogger(__name__)
 
 
@@ -47,13 +47,13 @@ def pauses() -> Iterator[float]:
 
 
 class NewRuns:
-    """How many further runs a site or a relay joins at once."""
+    """How many more runs a site or a relay may join without waiting."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now, self._at, self._spare, self._is_told = now, now(), float(NEW_RUNS), False
 
     def take(self) -> bool:
-        """Tell whether a run that was not the last one may be joined now."""
+        """Return whether a run other than the last one may be joined now."""
         passed, self._at = self._now() - self._at, self._now()
         self._spare = min(NEW_RUNS, self._spare + passed / A_NEW_RUN_S)
         if is_spare := self._spare >= 1:

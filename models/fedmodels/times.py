@@ -234,7 +234,7 @@ FIRST_PAUSE_S = 5.0
 LAST_PAUSE_S = 300.0
 """The longest such pause."""
 A_NEW_RUN_S = 60.0
-"""After 20 new runs, a staying site joins another one."""
+"""After 20 new runs, a staying site or relay joins another one."""
 OVER_S = 60.0
 """It rejoins a finished run that is still served."""
 WORKBOOK_CPU_S = 10
@@ -248,4 +248,4 @@ RETRY_AFTER_S = 1
 FOLDER_LOOK_S = 0.5
 """`predict --watch` checks its folder again."""
 STORED_EVERY_S = 60.0
-"""How a client that comes and goes stands is stored, after ten times in a row."""
+"""The status of a client that keeps changing is stored again, after ten changes at once."""

@@ -342,6 +342,32 @@ def test_the_server_answers_with_the_model_that_is_live(place):
         check_answers(place, ask)
 
 
+def test_what_asks_for_the_model_in_memory_does_not_wait_for_one_that_is_read(place, monkeypatch):
+    """Such as the event loop, which names that model in the headers of an answer."""
+    put_live(place, 0)
+    live = LiveModel.of(place.folder.parent.parent, 7)
+    before = live.now()
+    put_live(place, 1)
+    is_reading, may_end, load = threading.Event(), threading.Event(), TrainedModel.load
+
+    def slowly(file: Path) -> TrainedModel:
+        is_reading.set()
+        assert may_end.wait(60)
+        return load(file)
+
+    monkeypatch.setattr(TrainedModel, "load", slowly)
+    with ThreadPoolExecutor(2) as pool:
+        now = pool.submit(live.now)
+        try:
+            assert is_reading.wait(60)
+            asked = pool.submit(lambda: (live.loaded, live.round))
+            assert asked.result(timeout=30) == (before, 1)
+        finally:
+            may_end.set()
+        assert now.result().model.facts.round == 1
+    assert live.round == 2
+
+
 def check_answers(place: Deployed, ask: Ask) -> None:
     assert ask("/health") == (503, {"error": pytest.approx(ask("/health")[1]["error"])})
     assert ask("/predict", b"[1, 0]")[0] == 503

@@ -1,17 +1,21 @@
 """A client that brings one upload and is gone for good: the run goes on while enough live."""
 
 import json
+from contextlib import closing
+from types import SimpleNamespace
 
 import pytest
 
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.coordinator import write_facts
+from fedsrv.coordinator import _tell_the_beginning, write_facts
 from fedsrv.event_lines import EventFormatter
+from fedsrv.events import EventLog
 from fedsrv.report.frame import group_runs
 from fedsrv.report.story import story
 from fedsrv.run_status import RunStatus
 from fedsrv.state.run_record import read_run
+from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -70,6 +74,11 @@ def test_every_mean_says_over_whom_it_is(digits, tmp_path, capsys):
     assert EventFormatter().line(scores).endswith(" (mean over 2 clients, without 2)")
     write_facts(run, experiment)
     (run / "summary.json").write_text(json.dumps(summary))
+    with closing(Store(run, experiment, True)) as store:
+        log, present = EventLog(), SimpleNamespace(present=dict)
+        _tell_the_beginning(log, store, present, "host:1", [], "")
+    (resumed,) = (event for event in log._kept if event.kind == "resumed")
+    assert (resumed.detail["scored"], resumed.detail["unscored"]) == (2, ["2"])
     lines = RunStatus.of_directory(run).lines()
     assert [line for line in lines if "mean over 2 clients, without 2" in line]
     said = " ".join(story(group_runs([read_run(run)])))
