@@ -70,6 +70,7 @@ answer:
   WaitingFor.clients WaitingFor.seconds RolledBack.reason Ended.reason Gone.line Gone.clients
   Back.line Back.clients Present.clients Resting.clients Present.roster Standing.state
   Standing.since Standing.why Standing.refused Scored.scored Scored.unscored
+  Resumed.scored Resumed.unscored
 words:
   Left.reason Draining.line SteerRequest.retire SteerRequest.forget SteerRequest.close
   SteerRequest.now SteerRequest.exclude SteerRequest.set_aside SteerRequest.list_classes
