@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -34,6 +34,7 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
         return {}
     view, own_tasks = _view_of(records), experiment.schedule.own_tasks
     scored: dict[str, list[change.Scored]] = {}
+    trained: dict[str, list[float]] = {}
     began: dict[str, dict[int, Round]] = {}
     latest: dict[str, int] = {}
     for record in records:
@@ -44,15 +45,14 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
             if has_tasks(row, view):
                 at = record["round"], task, by_task(row, view)
                 scored.setdefault(client, []).append(at)
+            if task in (just_trained := by_task(row, "after_local")):
+                trained.setdefault(client, []).append(just_trained[task])
     recovered = [
         found for client, rows in scored.items()
         for found in change.recoveries(rows, timelines[client], began[client if own_tasks else ""])
     ]  # fmt: skip
-    present = [
-        float(np.mean(found)) for rows in scored.values()
-        if (found := [accuracies[task] for _, task, accuracies in rows if task in accuracies])
-    ]  # fmt: skip
-    out = {"present": float(np.mean(present))} if present else {}
+    received = [[each[task] for _, task, each in rows if task in each] for rows in scored.values()]
+    out = _over_clients("present", received) | _over_clients("present_trained", trained.values())
     if recovered:
         out["recovery_rounds"] = float(np.mean([rounds for rounds, _ in recovered]))
         out["recovered"] = float(np.mean([did for _, did in recovered]))
@@ -61,12 +61,15 @@ def figures_of_change(records: Sequence[Record], experiment: Experiment) -> dict
             change.transfer_by_domain(rows, scenario.main_domains(int(client), latest[client] + 1))
             for client, rows in scored.items()
         ]
-        for name, place in (("forgetting_domains", 0), ("backward_transfer_domains", 1)):
-            means = [
-                float(np.mean([*found[place].values()])) for found in by_client if found[place]
-            ]
-            out |= {name: float(np.mean(means))} if means else {}
+        for place, name in enumerate(("forgetting_domains", "backward_transfer_domains")):
+            out |= _over_clients(name, [each[place].values() for each in by_client])
     return out
+
+
+def _over_clients(name: str, found: Iterable[Collection[float]]) -> dict[str, float]:
+    """Return the mean over clients of each one's mean; nothing where no client has a value."""
+    means = [np.mean([*each]) for each in found if each]
+    return {name: float(np.mean(means))} if means else {}
 
 
 def timelines_of(records: Sequence[Record], experiment: Experiment) -> dict[str, Sequence[object]]:

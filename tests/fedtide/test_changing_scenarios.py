@@ -112,6 +112,22 @@ def test_a_client_whose_tasks_end_early_has_no_changes_after_them(tmp_path):
     }
 
 
+def test_models_just_trained_are_scored_on_the_present_task_alone():
+    """Client 0 misses its last round; client 1 is trained in every one."""
+    experiment = turning(2, rounds=1)
+    records = [
+        scored_record(0, 0, [0, 1], {"0": [0.5], "1": [0.5]}),
+        scored_record(1, 1, [1], {"0": [0.5, 0.4], "1": [0.5, 0.4]}),
+    ]
+    trained = [{"0": [0.9], "1": [0.7]}, {"1": [0.2, 0.6]}]
+    for record, by_client in zip(records, trained, strict=True):
+        for client, tasks in by_client.items():
+            record["clients"][client]["views"]["after_local"] = {"tasks": tasks}
+    metrics = figures_of_change(records, experiment)
+    assert metrics["present"] == pytest.approx(0.45)
+    assert metrics["present_trained"] == pytest.approx((0.9 + (0.7 + 0.6) / 2) / 2)
+
+
 def test_clients_of_an_open_run_change_at_their_own_tasks(tmp_path):
     """Client 1 came when client 0 was in its last task."""
     experiment = turning(2, rounds=1, open=True)

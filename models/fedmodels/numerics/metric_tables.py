@@ -194,6 +194,11 @@ SCORES = (
         population=SCORERS,
     ),
     Metric(
+        "present_trained", "models just trained, present task",
+        "as `present`, of the model right after local training",
+        population=COHORT,
+    ),
+    Metric(
         "recovery_rounds", "rounds until models recovered from a change",
         "in scenarios whose domains or concepts change: from the first round of the new task to "
         "the one after which a client's model, as received, is at most 0.05 below its last "
