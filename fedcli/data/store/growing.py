@@ -30,7 +30,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedcli.data.arrays import IntArray
+from fedcli.data.arrays import IntArray, strata
 from fedcli.data.class_folders import class_folders
 from fedcli.data.folders import TABLE_ENDS, ending, files_below, is_foreign
 from fedcli.data.own.tables import NothingNew
@@ -55,7 +55,7 @@ from fedcli.data.store.own_files import How
 from fedcli.data.store.people import keys_of, new_salt, people_table, salt_of
 from fedcli.data.store.repeats import Before, Compared, compared
 from fedcli.data.store.site import changed_recipe, loaded, recipe_now, remember_recipe
-from fedcli.data.store.usual import cells_of, counting, earlier_cells, unlike
+from fedcli.data.store.usual import cells_of, comparable, counting, earlier_cells, unlike
 from fedmodels.class_names import near
 from fedmodels.config.data import OF_IMAGES, Data, Repeats, Unusual
 from fedmodels.config.recipe import EMPTY, NAME, Recipe
@@ -222,9 +222,11 @@ def _unusual(held: ClientData, rows: KnownRows, dataset: Dataset) -> list[str]:
     columns = (held.file.transform or {}).get("columns") or {}
     tasks = counting(held)
     counts = [held.tasks[task].train for task in tasks]
-    now = np.bincount(dataset.train.y, minlength=dataset.num_classes).tolist()
-    new = [*cells_of(held.num_tasks, dataset.train.x, dataset.train.y)]
-    return unlike(earlier_cells(rows.db, tasks), new, counts, now, columns.get("features") or ())
+    x, y = dataset.train.x, dataset.train.y
+    now = np.bincount(strata(y), minlength=dataset.num_classes).tolist()
+    new = [*cells_of(held.num_tasks, x, comparable(held, y))]
+    names = [*(columns.get("features") or ()), *(columns.get("target") or ())]
+    return unlike(earlier_cells(rows.db, tasks), new, counts, now, names)
 
 
 def _added(
@@ -471,9 +473,18 @@ def _in_own_order(dataset: Dataset, file: ClientFile, source: Path, how: Data) -
     label, as it does in the client's own directory.
 
     Raises:
-        DataError: a name differs in case or spaces alone from one that the client has.
+        DataError: a name differs in case or spaces alone from one that the client has, or other
+            targets are learned.
     """
     names, by_number = list(file.classes), how.columns is None and _is_prepared(source)
+    columns = (file.transform or {}).get("columns") or {}
+    learns, y = columns.get("target") or columns.get("labels"), dataset.train.y
+    if y.ndim == 2 and learns and dataset.class_names == file.classes:
+        return dataset
+    if y.ndim == 2 or learns:
+        both = (printable(", ".join(k), MAX_LETTERS) for k in (dataset.class_names, names))
+        line = "what is to be learned is {}, and {} in the client's other tasks".format(*both)
+        raise DataError(f"{source}: {line}")
     places: IntArray = np.zeros(dataset.num_classes, dtype=np.int64)
     for label in np.unique(np.concatenate([dataset.train.y, dataset.test.y])):
         name = dataset.class_names[label]
@@ -496,7 +507,7 @@ def _grown(file: ClientFile, dataset: Dataset, again: int) -> ClientFile:
     names = dataset.class_names
     zeros = (0,) * (len(names) - file.num_classes)
     train, test = (
-        tuple(np.bincount(y, minlength=len(names)).tolist())
+        tuple(np.bincount(strata(y), minlength=len(names)).tolist())
         for y in (dataset.train.y, dataset.test.y)
     )
     tasks = [

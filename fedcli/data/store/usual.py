@@ -15,11 +15,12 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedcli.data.arrays import Inputs, IntArray
+from fedcli.data.arrays import Inputs, IntArray, strata
 from fedcli.data.store.client_data import ClientData
 from fedmodels.data_description import channel_axis
 from fedmodels.errors import DataError
@@ -66,23 +67,36 @@ class Cell:
 
 
 def cells_of(task: int, x: Inputs, y: IntArray) -> Iterator[Cell]:
-    """Yield the cells of some inputs (n, …) with labels (n,)."""
-    axis = channel_axis(x.shape[1:])
+    """Yield the cells of some inputs (n, …) with labels (n,).
+
+    With numbers (n, T) in their place there is one cell, and each is a channel behind the inputs'.
+    """
+    axis, labels = channel_axis(x.shape[1:]), strata(y)
     most = min(MOST, max(FEWEST, VALUES // math.prod(x.shape[1:])))
-    for label in np.unique(y):
-        places = np.flatnonzero(y == label)
+    for label in np.unique(labels):
+        places = np.flatnonzero(labels == label)
         some = places[:: -(-len(places) // most)]
         values = np.moveaxis(np.asarray(x[some], dtype=np.float64), 1 + axis, 0)
-        values = values.reshape(len(values), -1)
-        empty = ~np.isfinite(values)
-        if not empty.any():
-            marks = np.quantile(values, QUANTILES, axis=1)
-        else:
-            nothing: NDArray[np.bool_] = np.all(empty, axis=1)
-            known = np.where(nothing[:, None], 0.0, np.where(empty, np.nan, values))
-            marks = np.nanquantile(known, QUANTILES, axis=1)
-            marks[:, nothing] = np.nan
-        yield Cell(task, int(label), len(places), np.vstack([marks, empty.mean(1)]))
+        marks = _marks_of(values.reshape(len(values), -1))
+        if y.ndim == 2:
+            marks = np.hstack([marks, _marks_of(y[some].T)])
+        yield Cell(task, int(label), len(places), marks)
+
+
+def _marks_of(values: NDArray[Any]) -> Marks:
+    """Return the marks (6, C) of values (C, m)."""
+    empty = ~np.isfinite(values)
+    nothing: NDArray[np.bool_] = np.all(empty, axis=1)
+    known = np.where(nothing[:, None], 0.0, np.where(empty, np.nan, values))
+    marks = (np.nanquantile if empty.any() else np.quantile)(known, QUANTILES, axis=1)
+    marks[:, nothing] = np.nan
+    return np.vstack([marks, empty.mean(1)])
+
+
+def comparable(held: ClientData, y: NDArray[Any]) -> NDArray[Any]:
+    """Return the labels (n,) that tasks are compared by, or those targets that are numbers."""
+    columns = (held.file.transform or {}).get("columns") or {}
+    return y if y.ndim == 1 else y[:, : len(columns.get("target") or ())]
 
 
 def take_in(db: sqlite3.Connection, held: ClientData) -> None:
@@ -92,7 +106,8 @@ def take_in(db: sqlite3.Connection, held: ClientData) -> None:
     known = {task for (task,) in db.execute("SELECT DISTINCT task FROM cells")}
     for task in {*range(held.num_tasks)} - known:
         with suppress(DataError):  # deleted, or damaged: whoever opens it says so
-            for cell in cells_of(task, *held.arrays(task, "train")):
+            x, y = held.arrays(task, "train")
+            for cell in cells_of(task, x, comparable(held, y)):
                 row = task, cell.label, cell.count, cell.marks.tobytes()
                 db.execute("INSERT INTO cells VALUES (?, ?, ?, ?)", row)
 
