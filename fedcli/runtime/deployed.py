@@ -20,7 +20,14 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.errors import ArchiveError, DataError, reason_of
-from fedmodels.files import LEFTOVER, locked, read_regular, sync_path, write_atomically
+from fedmodels.files import (
+    LEFTOVER,
+    locked,
+    read_regular,
+    sync_path,
+    used_without_lock,
+    write_atomically,
+)
 from fedmodels.nets.trained import KEY, ModelFacts
 from fedmodels.tensors import stored
 from fedmodels.tensors.archive import LIVE, load, save
@@ -157,7 +164,7 @@ class Deployed:
             raise ArchiveError(f"{self.folder} cannot be used: {reason_of(error)}") from None
         try:
             last = time.monotonic() + LOCK_S
-            while not _is_free(handle):
+            while not self._is_free(handle):
                 if time.monotonic() > last:
                     raise ArchiveError(f"another process changes {self.folder} all the time")
                 time.sleep(ASK_AGAIN_S)
@@ -166,6 +173,13 @@ class Deployed:
             raise ArchiveError(f"{self.folder} cannot be changed: {reason_of(error)}") from None
         finally:
             os.close(handle)
+
+    def _is_free(self, handle: int) -> bool:
+        try:
+            return locked(handle)
+        except OSError as error:
+            used_without_lock(self.folder, error)
+            return True
 
 
 def digest_in(file: Path) -> str:
@@ -184,10 +198,3 @@ def moment_of(file: Path) -> str:
         return f"round {round + 1} (interaction {int(header[AFTER]) + 1})"
     except (KeyError, TypeError, ValueError):
         raise ArchiveError(f"{file} does not say of which round its model is") from None
-
-
-def _is_free(handle: int) -> bool:
-    try:
-        return locked(handle)
-    except OSError:  # a file system without locks
-        return True

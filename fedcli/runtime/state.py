@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ArchiveNotWritten, ArchiveReplaced
-from fedmodels.files import locked, sync_path
+from fedmodels.files import locked, sync_path, used_without_lock
 from fedmodels.guarded import Guarded
 from fedmodels.tensors import stored
 from fedmodels.tensors.archive import PERSONAL, load, save
@@ -314,7 +314,7 @@ def lock_states(states: Path, clients: Sequence[ClientId]) -> int | None:
 
     Returns:
         The open file. None if the file cannot be made: the first write of a state then fails
-        with its own line. A file system without locks is no error.
+        with its own line. A file system without locks is no error, and gets a line.
 
     Raises:
         ArchiveError: another process has one of the clients.
@@ -328,7 +328,8 @@ def lock_states(states: Path, clients: Sequence[ClientId]) -> int | None:
         place = EVALUATORS_BYTE if client == EVALUATOR else int(client)
         try:
             is_free = locked(handle, place)
-        except OSError:
+        except OSError as error:
+            used_without_lock(states, error)
             continue
         if not is_free:
             os.close(handle)

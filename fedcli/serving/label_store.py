@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmodels.errors import ArchiveNotWritten, DataError
+from fedmodels.files import no_locks
 from fedmodels.guarded import Guarded
 from fedmodels.times import FEEDBACK_KEPT_S
 
@@ -103,7 +104,7 @@ class LabelStore:
             yield
         except (OSError, sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
             # full, of another process, or closed
-            whose = "another server has it" if "locked" in str(error) else error
+            whose = "another server has it" if "locked" in str(error) else no_locks(error) or error
             raise ArchiveNotWritten(f"{self.place} cannot be used: {whose}") from None
         except sqlite3.DatabaseError as error:
             raise DataError(

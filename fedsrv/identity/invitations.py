@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError
-from fedmodels.files import replacing, wait_for_lock
+from fedmodels.files import no_locks, replacing, wait_for_lock
 from fedpb.identities import without
 from fedsrv.identity.roles import identity_uri
 
@@ -47,7 +47,7 @@ def invitations(directory: Path) -> Iterator[Invitations]:
         finally:
             os.close(lock)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be used: {error.strerror}") from None
+        raise ConfigError(f"{path} cannot be used: {no_locks(error) or error.strerror}") from None
     except ValueError:
         raise ConfigError(f"{path} is damaged: move it away; its invitations are lost") from None
 

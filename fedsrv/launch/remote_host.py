@@ -6,7 +6,6 @@ machine: it ends when the actor does, however that dies.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import queue
@@ -20,6 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
+from fedmodels.files import no_locks, wait_for_lock
 from fedmodels.processes import Box, Child, ProcessLine, started
 from fedpb.unreachable import EXCEPTIONS
 
@@ -83,7 +83,10 @@ def deal(dealing: Dealing) -> str:
     root = Path(dealing.root)
     root.parent.mkdir(parents=True, exist_ok=True)
     with root.with_name(f".{root.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            wait_for_lock(lock.fileno())
+        except OSError as error:
+            return f"error: {root}: {no_locks(error) or error.strerror}\n"
         if root.is_dir():
             return ""
         with TemporaryDirectory(prefix=".dealing-", dir=root.parent) as made:

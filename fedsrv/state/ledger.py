@@ -24,6 +24,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
+from fedmodels.files import no_locks
 from fedmodels.position import NONE_YET, Interaction
 from fedsrv.state.chain import Chain, Key, row_digest, stated_file, stated_states, statement_of
 from fedsrv.state.owner import Owner, owned
@@ -125,7 +126,7 @@ class Ledger:
             self._check()
         except sqlite3.OperationalError as error:
             self.db.close()
-            raise RunFailed(f"{self.path} cannot be used: {error}") from None
+            raise RunFailed(f"{self.path} cannot be used: {no_locks(error) or error}") from None
         except sqlite3.DatabaseError as error:
             self.db.close()
             raise self.damaged(str(error)) from None

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
-from fedmodels.files import locked
+from fedmodels.files import locked, no_locks
 from fedmodels.shortages import lack_of, why_cut_off
 
 LOCK = ".lock"
@@ -25,10 +25,17 @@ def lock(path: Path, name: str = LOCK) -> int:
 
     Raises:
         OSError: the file cannot be opened.
-        RunFailed: another process holds the lock.
+        RunFailed: another process holds the lock, or the file system has none.
     """
     handle = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o644)
-    if not locked(handle):
+    try:
+        is_free = locked(handle)
+    except OSError as error:
+        os.close(handle)
+        if why := no_locks(error):
+            raise RunFailed(f"{path} cannot be used: {why}") from None
+        raise
+    if not is_free:
         os.close(handle)
         raise RunFailed(f"{path} is in use by another process; wait until that has ended")
     return handle
@@ -120,7 +127,7 @@ def writing(path: Path) -> Iterator[None]:
         raise RunFailed(f"{error}; {GO_ON}") from None
     except (OSError, sqlite3.OperationalError) as error:
         lack = lack_of(error) if isinstance(error, OSError) else ""
-        why = lack or reason_of(error) or why_cut_off()
+        why = lack or no_locks(error) or reason_of(error) or why_cut_off()
         if isinstance(error, sqlite3.OperationalError) and "ulimit" in why_cut_off():
             why = f"{why} ({why_cut_off()})"  # SQLite takes one for the other
         raise RunFailed(f"{path} cannot be written: {why}; {GO_ON}") from None

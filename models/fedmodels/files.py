@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import importlib
+import logging
 import os
 import secrets
 import stat
@@ -25,6 +27,7 @@ try:
 except ImportError:
     fcntl = None  # type: ignore[assignment]
 
+log = logging.getLogger(__name__)
 _OF_PATHS = (
     errno.ENAMETOOLONG, errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR,
 )  # fmt: skip
@@ -33,6 +36,10 @@ _BINARY = getattr(os, "O_BINARY", 0)
 """Windows changes the ends of lines without it."""
 _HELD = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 """What systems say where another process has a lock."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""Errors of a lock on a file system without locks, such as a network mount made without them."""
+_SQLITE_LOCKS = (15, 5130, 2058, 3850, 2314, 3594)
+"""SQLITE_PROTOCOL, and SQLITE_IOERR with SHMLOCK, UNLOCK, LOCK, RDLOCK, CHECKRESERVEDLOCK."""
 Stamp = tuple[int, int, int]
 """Inode, size and time of a file."""
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
@@ -231,6 +238,28 @@ def why_file_is_no_good(error: OSError) -> str:
     if error.filename is not None and error.errno in (*_OF_PATHS, *_FULL):
         return f"{printable(str(error.filename))}: {error.strerror}"
     return f"cannot write output: {error.strerror}" if error.errno in _FULL else ""
+
+
+def no_locks(error: Exception) -> str:
+    """Return the line of an error of a system or SQLite that cannot lock; empty for any other."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code not in _SQLITE_LOCKS and getattr(error, "errno", None) not in NO_LOCKS:
+        return ""
+    said = error.strerror if isinstance(error, OSError) else error
+    return (
+        f"its file system has no locks ({said}): put it on a local disk, or mount this one with "
+        "locks"
+    )
+
+
+def used_without_lock(path: Path, error: OSError) -> None:
+    """Say once of a path that it is used although it could not be locked, and why."""
+    _warn_once(path, no_locks(error) or error.strerror)
+
+
+@functools.cache
+def _warn_once(path: Path, why: str) -> None:
+    log.warning("%s is used without a lock, so by one process at a time: %s", path, why)
 
 
 def locked(handle: int, place: int | None = None) -> bool:

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from fedmodels.files import sync_path, wait_for_lock
+from fedmodels.files import sync_path, used_without_lock, wait_for_lock
 
 _BLOCK = 1 << 16
 _BINARY = getattr(os, "O_BINARY", 0)
@@ -38,8 +38,10 @@ class LineFile:
         self._file = os.open(path, flags, 0o600 if private else 0o666)
         try:
             if waits:
-                with contextlib.suppress(OSError):  # a file system without locks
+                try:
                     wait_for_lock(self._file)
+                except OSError as error:
+                    used_without_lock(path, error)
             self.size = self._whole()
             self._trim()
         except OSError:

@@ -70,7 +70,14 @@ from fedmodels.errors import (
     RecipeError,
     reason_of,
 )
-from fedmodels.files import LEFTOVER, locked, sha256_of, sync_path, write_atomically
+from fedmodels.files import (
+    LEFTOVER,
+    locked,
+    sha256_of,
+    sync_path,
+    used_without_lock,
+    write_atomically,
+)
 from fedmodels.printable import printable
 from fedmodels.times import LOOK_AGAIN_S
 
@@ -312,14 +319,16 @@ def write_about(directory: Path, file: ClientFile) -> None:
 def alone(directory: Path) -> Iterator[None]:
     """Wait until no other process adds a task to a client; a client of a store gets a directory.
 
-    A file system without locks is no error.
+    A file system without locks is no error, and gets a line.
     """
     directory.mkdir(exist_ok=True)
     handle = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        with suppress(OSError):
+        try:
             while not locked(handle):
                 time.sleep(LOOK_AGAIN_S)
+        except OSError as error:
+            used_without_lock(directory, error)
         yield
     finally:
         os.close(handle)

@@ -25,6 +25,7 @@ from fedcli.data.arrays import content_hashes
 from fedcli.data.store.client_data import PARTS, SOURCE, ClientData
 from fedcli.data.store.usual import take_in
 from fedmodels.errors import ArchiveNotWritten, DataError
+from fedmodels.files import no_locks
 
 FILE = "rows.db"
 AT_ONCE = 500
@@ -129,7 +130,7 @@ def known_rows(held: ClientData) -> Iterator[KnownRows]:
             found.bring_up_to_date()
             yield found
     except sqlite3.OperationalError as error:  # the disk is full, say
-        raise ArchiveNotWritten(f"{place} cannot be used: {error}") from None
+        raise ArchiveNotWritten(f"{place} cannot be used: {no_locks(error) or error}") from None
     except sqlite3.DatabaseError as error:
         raise DataError(
             f"{place} cannot be used ({error}): delete it, and it is made anew of the tasks whose "

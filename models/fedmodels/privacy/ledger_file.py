@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ArchiveNotWritten
+from fedmodels.files import no_locks
 from fedmodels.times import LEDGER_WAIT_S
 
 
@@ -51,7 +52,7 @@ class LedgerFile:
             is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
             kind = ArchiveNotWritten if is_full else ArchiveError
             full = OSError(errno.ENOSPC, str(error)) if is_full else None
-            raise kind(f"{self.path} cannot be used: {error}") from full
+            raise kind(f"{self.path} cannot be used: {no_locks(error) or error}") from full
         except OSError as error:
             kind = (
                 ArchiveNotWritten if error.errno in (errno.ENOSPC, errno.EDQUOT) else ArchiveError
