@@ -169,11 +169,11 @@ def check_stated(path: Path, stated: str) -> None:
 
 @dataclass(frozen=True)
 class Unsynced:
-    """The files of a state that are not safe on the disk yet."""
+    """The files of states that are not safe on the disk yet."""
 
     generation: int
     files: frozenset[str]
-    """All parts of the state."""
+    """All files of the states."""
     paths: tuple[Path, ...]
     """What is to be synced, in this order."""
 
@@ -185,7 +185,7 @@ class StateFiles:
     """Interactions after which the state is kept."""
     _manifests = Owned[dict[int, Manifest]]()
     _safe = Owned[frozenset[str]]()
-    """Part files that are safe on the disk."""
+    """Files that are safe on the disk."""
     _generation = Owned[int]()
     """How often the run went back: files of an earlier generation are written anew."""
 
@@ -344,11 +344,13 @@ class StateFiles:
             self._manifests[interaction] = dict(header.get("parts", {}))
         return self._manifests[interaction]
 
-    def unsynced(self, interaction: int) -> Unsynced:
-        """Return what is to be synced for a state to be safe; another thread may sync it."""
-        files = frozenset(self._manifests.get(interaction, {}).values())
-        parts = (self.directory / name for name in sorted(files - self._safe))
-        paths = (*parts, self.path(interaction), self.directory)
+    def unsynced(self, interactions: Iterable[int]) -> Unsynced:
+        """Return what is to be synced for states to be safe; another thread may sync it."""
+        files = frozenset[str]()
+        for number in interactions:
+            files |= {self.path(number).name, *self._manifests.get(number, {}).values()}
+        new = sorted(files - self._safe)  # parts come before the states that name them
+        paths = (*(self.directory / name for name in new), self.directory)
         return Unsynced(self._generation, files, paths)
 
     def synced(self, done: Unsynced) -> None:

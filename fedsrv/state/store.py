@@ -202,22 +202,18 @@ class Store:
     @owned
     def has_state(self, interaction: Interaction) -> bool:
         """Tell whether the state after an interaction can be taken up; -1 always can."""
-        needed = [n for n in (interaction, *self._begun_from(interaction)) if n >= 0]
-        return all(map(self._files.exists, needed))
+        return all(self._files.exists(n) for n in self._needed(interaction) if n >= 0)
 
     @owned
     def oldest_begun(self, interaction: Interaction) -> Interaction:
-        """Return the earliest interaction whose states a commit needs, client states included.
+        """Return the earliest interaction whose states a commit needs, client states included."""
+        return self._needed(interaction)[0]
 
-        That is its own, or the one from whose state the oldest order under way at it began.
-        """
-        return min((interaction, *self._begun_from(interaction)))
-
-    def _begun_from(self, interaction: Interaction) -> set[Interaction]:
-        """Return the interactions from whose states the orders under way at a commit began."""
+    def _needed(self, interaction: Interaction) -> list[Interaction]:
+        """Return a commit's interaction, and those whose states its orders under way began from."""
         record = self.ledger.record(interaction)
         orders = record.get("under_way", ()) if record else ()
-        return {Interaction(begun - 1) for _, begun in orders}
+        return sorted({interaction, *(Interaction(begun - 1) for _, begun in orders)})
 
     @owned
     def commit(self, record: Record, state: ServerState, counts: str | None) -> None:
@@ -437,7 +433,7 @@ class Store:
     def prune(self, watermark: Interaction) -> None:
         """Delete states that nothing can roll back to any more."""
         keep = min(watermark, self.committed)
-        needed = self._begun_from(keep)
+        needed = self._needed(keep)
         self._files.drop(n for n in self._files.kept if n < keep and n not in needed)
 
     # --- the end ----------------------------------------------------------------------------------
@@ -598,7 +594,7 @@ class Store:
 
     def _why_unusable(self, interaction: Interaction) -> str:
         """Return why the run cannot go on from a commit; an empty text if it can."""
-        needed = (interaction, *sorted(self._begun_from(interaction) - {-1}))
+        needed = (n for n in self._needed(interaction)[::-1] if n >= 0)
         return next(filter(None, map(self._files.why_unusable, needed)), "")
 
     @owned
@@ -611,7 +607,7 @@ class Store:
         append_lines(self.path / "rounds.jsonl", (json.dumps(record) + "\n").encode())
 
     def sync(self, interaction: Interaction) -> None:
-        """Sync an interaction's state and record; from then on callers are told of this head.
+        """Sync a commit and the states it needs; from then on callers are told of this head.
 
         The disk is waited for on the calling thread; the run goes on meanwhile.
         """
@@ -628,15 +624,15 @@ class Store:
     def _sync_rest(self) -> None:
         """Sync lines and earlier states: a run that has ended is not resumed to write them anew."""
         sync_path(self.path / "rounds.jsonl")
-        for number in sorted(self._files.kept - {self.committed}):
-            for path in self._files.unsynced(number).paths:
-                with contextlib.suppress(FileNotFoundError):  # of a run whose states were lost
-                    sync_path(path)
+        for path in self._files.unsynced(self._files.kept - {self.committed}).paths:
+            with contextlib.suppress(FileNotFoundError):  # of a run whose states were lost
+                sync_path(path)
 
     @owned
     def _unsynced(self, interaction: Interaction) -> tuple[Head, Unsynced]:
         """Return the newest head, and what is to be synced for an interaction."""
-        return self.evidence.chain.head, self._files.unsynced(interaction)
+        needed = (n for n in self._needed(interaction) if n >= 0)
+        return self.evidence.chain.head, self._files.unsynced(needed)
 
     def _sync_log(self) -> None:
         """Sync the database's log and its name in the directory; SQLite does not sync the name."""

@@ -89,6 +89,45 @@ def test_what_was_synced_is_there(out):
     store.close()
 
 
+UNDER_WAY = {
+    0: [[0, 0], [2, 0]],
+    1: [[2, 0], [1, 1]],
+    2: [[1, 1], [0, 2]],
+    3: [[0, 2], [2, 3]],
+    4: [[2, 3], [1, 4]],
+    5: [[1, 4], [0, 5]],
+}
+"""Of an asynchronous run's commits: clients with an order, and the interaction they got it in."""
+
+
+def test_a_synced_commit_has_the_states_that_orders_under_way_began_from(out):
+    """A slow disk syncs some commits only, and they need states of the others."""
+    store = Store(out, tiny_experiment(), resume=True)
+    for number, under_way in UNDER_WAY.items():
+        store.commit({**record(number), "under_way": under_way}, state(number), None)
+        if number in (0, 2, 3, 5):
+            store.sync(number)
+            store.advance(number - 1)
+    os.close(store._lock_file)
+    lose(out, out / "server")
+    store = Store(out, tiny_experiment(), resume=True)
+    assert store.committed == 5
+    assert [torch.equal(store.state(n).common.weights["w"], torch.full((2,), float(n)))
+            for n in (3, 4, 5)] == [True] * 3  # fmt: skip
+    store.close()
+
+
+def test_a_state_that_is_safe_is_not_synced_again(out, monkeypatch):
+    store, synced = Store(out, tiny_experiment(), resume=True), list[str]()
+    monkeypatch.setattr("fedsrv.state.store.sync_path", lambda path: synced.append(path.name))
+    for number in (0, 1, 2):
+        store.commit({**record(number), "under_way": [[0, 1]]}, state(number), None)
+        store.sync(number)
+    store.close()
+    states = [name for name in synced if name.startswith("state-")]
+    assert states == [f"state-{number:08d}.safetensors" for number in (0, 1, 2)]
+
+
 def test_a_commit_names_no_line_of_the_audit_log_that_a_loss_of_power_takes(out):
     """The database may reach the disk before the log does."""
     store = Store(out, tiny_experiment(), resume=True)
