@@ -22,8 +22,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.func import functional_call, grad, grad_and_value, vmap
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, normalize, one_hot
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    normalize,
+    one_hot,
+    unfold,
+)
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
 from fedmodels.devices import to_device
@@ -225,22 +230,21 @@ class GLFC(FedAvg):
         self, run: RunFacts, x: Tensor, y: Tensor, wanted: Weights
     ) -> Iterator[tuple[Tensor, float]]:
         """Yield all images after each of the last iterations, and the largest gap before it."""
-        gamma = encoder(run)
-        weights = {name: p.detach() for name, p in gamma.named_parameters()}
+        gamma = encoder(run).requires_grad_(False)
+        theirs = [wanted[name] for name, _ in gamma.named_parameters()]
 
-        def gap(flat: Tensor, label: Tensor, theirs: Weights) -> Tensor:
-            def loss(own: dict[str, Tensor]) -> Tensor:
-                logits = functional_call(gamma, own, (flat.view(1, *x.shape[1:]),))
-                return cross_entropy(logits, label[None])
+        @torch.enable_grad()
+        def each(flat: Tensor) -> tuple[Tensor, Tensor]:
+            shown = flat.detach().requires_grad_()
+            mine = gradients_of_each(gamma, shown.view_as(x), y)
+            apart = [(a - b).square().flatten(1).sum(1) for a, b in zip(mine, theirs, strict=True)]
+            gaps = torch.stack(apart).sum(0)
+            return torch.autograd.grad(gaps.sum(), shown)[0], gaps.detach()
 
-            mine = grad(loss)(weights)
-            return torch.stack([(mine[n] - theirs[n]).square().sum() for n in weights]).sum()
-
-        each = vmap(grad_and_value(gap))
         steps, moves = RowsLBFGS(x.flatten(1).clone(), lr=0.1), True
         for step in range(self.rebuild_steps):
             if moves:
-                gaps, moves = steps.step(lambda flat: each(flat, y, wanted))
+                gaps, moves = steps.step(each)
             if step >= self.rebuild_steps - self.images:
                 yield steps.x.view_as(x).clone(), float(gaps.max())
 
@@ -414,12 +418,37 @@ def encoder(run: RunFacts) -> nn.Sequential:
     return gamma
 
 
-def gradients(
-    gamma: nn.Module, x: Tensor, label: int, create_graph: bool = False
-) -> tuple[Tensor, ...]:
+def gradients(gamma: nn.Module, x: Tensor, label: int) -> tuple[Tensor, ...]:
     """Return the gradients of Gamma's parameters of the loss of one example."""
     loss = cross_entropy(gamma(x), torch.tensor([label], device=x.device))
-    return torch.autograd.grad(loss, [*gamma.parameters()], create_graph=create_graph)
+    return torch.autograd.grad(loss, [*gamma.parameters()])
+
+
+def gradients_of_each(gamma: nn.Module, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Return the gradients (n, …) of Gamma's parameters of each example's loss.
+
+    They have a gradient for the examples (n, …) in turn. A layer's are made of what enters it and
+    the gradients of what leaves it: torch.func, which maps over examples, would import the compiler
+    of torch.
+    """
+    layers, entered, left = [], list[Tensor](), list[Tensor]()
+    for layer in (m for m in gamma.modules() if not [*m.children()]):
+        before, x = x, layer(x)
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            layers.append(layer)
+            entered.append(before)
+            left.append(x)
+    loss = cross_entropy(x, y, reduction="sum")
+    found = list[Tensor]()
+    deltas = torch.autograd.grad(loss, left, create_graph=True)
+    for layer, z, delta in zip(layers, entered, deltas, strict=True):
+        if isinstance(layer, nn.Linear):
+            found += [delta[:, :, None] * z[:, None, :], delta]
+        else:
+            places = unfold(z, layer.kernel_size, padding=layer.padding, stride=layer.stride)  # type: ignore[arg-type]
+            delta = delta.flatten(2)  # (n, o, T), and the places (n, i, T)
+            found += [(delta @ places.mT).view(len(z), *layer.weight.shape), delta.sum(2)]
+    return found
 
 
 def _classes_of(grads: Weights, names: Sequence[str]) -> Tensor:

@@ -18,7 +18,15 @@ from fedmodels.training.hooks import as_uploads, reduce
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
 from fedmodels.training.stepped import Batch, Output
-from fedplugins.methods.glfc import Work, compensation, encoder, entropy, gradients, herded
+from fedplugins.methods.glfc import (
+    Work,
+    compensation,
+    encoder,
+    entropy,
+    gradients,
+    gradients_of_each,
+    herded,
+)
 from tests.conftest import OneTask, linear_context, tiny_experiment
 
 HEAD = "head/weight"
@@ -175,6 +183,25 @@ def test_the_proxy_reads_the_class_from_a_gradient_and_rebuilds_the_image():
     assert (shown["y"].tolist(), shown["of"].tolist()) == ([2], [7])
     drawn = torch.randn(1, 1, 8, 8, generator=ctx.generator())
     assert float((images - x).norm()) < 0.5 * float((drawn - x).norm())
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 12, 9), (7,)])
+def test_gradients_of_many_examples_are_those_of_each(shape):
+    """And so are the gradients, for the examples, of their distance to others: those that the proxy
+    goes down. Autograd takes both through one example at a time."""
+    gamma = encoder(RunFacts(glfc(), Problem(shape, 4)))
+    x = torch.randn(5, *shape, generator=torch.Generator().manual_seed(3)).requires_grad_()
+    y = torch.tensor([0, 3, 1, 1, 2])
+    together = gradients_of_each(gamma, x, y)
+    down = torch.autograd.grad(sum((t - 0.25).square().sum() for t in together), x)[0]
+    for i in range(5):
+        one = x[i : i + 1].detach().requires_grad_()
+        loss = torch.nn.functional.cross_entropy(gamma(one), y[i : i + 1])
+        alone = torch.autograd.grad(loss, [*gamma.parameters()], create_graph=True)
+        for mine, its in zip(together, alone, strict=True):
+            assert torch.allclose(mine[i], its, rtol=1e-5, atol=1e-6)
+        its = torch.autograd.grad(sum((t - 0.25).square().sum() for t in alone), one)[0][0]
+        assert float((down[i] - its).abs().max()) < 1e-5 * float(its.abs().max())
 
 
 def uploaded(run, weights, label=None, n=5.0):
