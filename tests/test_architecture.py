@@ -110,7 +110,7 @@ ROOMS = {
         "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
-    "fedplugins": ("drift", "methods", "studies", "trackers"),
+    "fedplugins": ("drift", "methods", "presets", "studies", "trackers"),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -17,9 +19,9 @@ from tests.sizes import PACKAGES, ROOT, sources
 RUN = """
 import fedtide
 assert fedtide.__file__.startswith({home!r}), fedtide.__file__
-tiny = {{"schedule.rounds": 1, "schedule.clients": 2, "scenario.tasks": 1, "scenario.shards": 5}}
+tiny = {{"schedule.rounds": 1, "schedule.clients": 2, "scenario.tasks": 1}}
 tiny |= {{"data.max_per_class": 12, "data.max_test_per_class": 5, "training.local_epochs": 1}}
-run = fedtide.run("quickstart.toml", tiny, backend="inprocess", out="run")
+run = fedtide.run("quickstart", tiny, backend="inprocess", out="tiny")
 print(run.personal_model(0))
 """
 
@@ -51,6 +53,21 @@ def check_content(wheel: Path) -> None:
     assert not {name for name in held if "__pycache__" in name or name.endswith(".pyc")}
 
 
+def check_quickstart(fedsrv: str, folder: Path) -> None:
+    """Run the first launches of the README; check what it says of them, and the digest."""
+    lines = re.findall(r"^fedsrv (launch .*)$", (ROOT / "README.md").read_text(), flags=re.M)[:2]
+    said = [ended([fedsrv, *shlex.split(line)], folder) for line in lines]
+    said += [ended([fedsrv, *shlex.split(lines[0].replace("--out run", "--out again"))], folder)]
+    mine, theirs, again = (
+        re.findall(r"^state digest: (\w{64})$", text, flags=re.M) for text in said
+    )
+    assert mine == again != theirs
+    scores = [json.loads((folder / out / "summary.json").read_text()) for out in ("run", "fedavg")]
+    personal, plain = (score["metrics"] for score in scores)
+    assert personal["a_loc"] > 0.75 > 0.7 > plain["a_loc"]
+    assert plain["a_glo"] < 0.5
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_an_installed_wheel_runs(tmp_path):
@@ -70,4 +87,5 @@ def test_an_installed_wheel_runs(tmp_path):
     assert ended([fedsrv, "--version"], tmp_path).startswith("fedtide ")
     assert "quickstart.toml" in ended([fedsrv, "init", "quickstart"], tmp_path)
     ended([python, "-c", RUN.format(home=str(home))], tmp_path)
-    assert (tmp_path / "run" / "summary.json").exists()
+    assert (tmp_path / "tiny" / "summary.json").exists()
+    check_quickstart(fedsrv, tmp_path)
