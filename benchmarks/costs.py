@@ -30,7 +30,6 @@ from torch.nn.functional import cross_entropy
 from benchmarks.measure import parser_of, tell
 from benchmarks.training import NETS
 from fedmodels.machine import keep_large_blocks
-from fedmodels.methods.creff import CReFF
 from fedmodels.nets import make_net
 from fedmodels.nets.own_net import as_split_net
 from fedmodels.nets.split import SplitNet
@@ -39,6 +38,7 @@ from fedmodels.training.ghost_clipping import apart_in, bounded, per_example
 from fedmodels.training.optimizer import SGD, descend
 from fedmodels.training.private_steps import AT_ONCE
 from fedmodels.training.stepped import Batch, Output
+from fedplugins.baselines.creff import CReFF
 
 BOUND, EPOCHS = 0.5, 5
 STEPS, RATE, MOMENTUM, MU, VARIATE = 5, 0.01, 0.9, 0.1, 1e-4

@@ -8,6 +8,7 @@ from tests.conftest import (  # noqa: F401
     pytest_collection_modifyitems,
     pytest_make_collect_report,
     pytest_runtest_makereport,
+    pytest_runtest_setup,
     steer,
     synced,
     whole_run,

@@ -29,30 +29,18 @@ if TYPE_CHECKING:
     from fedmodels.methods import make as make_method
     from fedmodels.methods import names as methods
     from fedmodels.methods import register
-    from fedmodels.methods.af_fcl import AFFCL
-    from fedmodels.methods.apfl import Apfl
     from fedmodels.methods.centralized import Centralized
-    from fedmodels.methods.creff import CReFF
     from fedmodels.methods.fedali import FedAli
     from fedmodels.methods.fedavg import FedAvg
     from fedmodels.methods.fedavg_replay import FedAvgReplay
-    from fedmodels.methods.fedcil import FedCIL
-    from fedmodels.methods.fedem import FedEM
-    from fedmodels.methods.fedic import FEDIC
     from fedmodels.methods.fedmlp import FedMLP
-    from fedmodels.methods.fedntd import FedNTD
-    from fedmodels.methods.fedpac import FedPAC
     from fedmodels.methods.fedper import FedPer
     from fedmodels.methods.fedproto import FedProto
     from fedmodels.methods.fedprox import FedProx
     from fedmodels.methods.fedrep import FedRep
     from fedmodels.methods.gldp import Gldp
     from fedmodels.methods.local import Local
-    from fedmodels.methods.mfcl import MFCL
-    from fedmodels.methods.moon import Moon
-    from fedmodels.methods.pfedgraph import PFedGraph, PFedGraphReplay
     from fedmodels.methods.pfedgrp import PFedGRP
-    from fedmodels.methods.target import TARGET
     from fedmodels.nets import make_net
     from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Problem, Prototypes
     from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec, scalar_spec
@@ -69,30 +57,17 @@ if TYPE_CHECKING:
 
 _BUNDLE = "fedmodels.tensors.bundle"
 _METHODS = {
-    "AFFCL": "fedmodels.methods.af_fcl",
-    "Apfl": "fedmodels.methods.apfl",
-    "CReFF": "fedmodels.methods.creff",
     "Centralized": "fedmodels.methods.centralized",
-    "FEDIC": "fedmodels.methods.fedic",
     "FedAli": "fedmodels.methods.fedali",
     "FedAvgReplay": "fedmodels.methods.fedavg_replay",
-    "FedCIL": "fedmodels.methods.fedcil",
-    "FedEM": "fedmodels.methods.fedem",
     "FedMLP": "fedmodels.methods.fedmlp",
-    "FedNTD": "fedmodels.methods.fedntd",
-    "FedPAC": "fedmodels.methods.fedpac",
     "FedPer": "fedmodels.methods.fedper",
     "FedProto": "fedmodels.methods.fedproto",
     "FedProx": "fedmodels.methods.fedprox",
     "FedRep": "fedmodels.methods.fedrep",
     "Gldp": "fedmodels.methods.gldp",
     "Local": "fedmodels.methods.local",
-    "MFCL": "fedmodels.methods.mfcl",
-    "Moon": "fedmodels.methods.moon",
     "PFedGRP": "fedmodels.methods.pfedgrp",
-    "PFedGraph": "fedmodels.methods.pfedgraph",
-    "PFedGraphReplay": "fedmodels.methods.pfedgraph",
-    "TARGET": "fedmodels.methods.target",
 }
 """The class of each further method: a base for methods of one's own."""
 
@@ -130,26 +105,16 @@ _HOMES = {
 _MODULES = ("metrics", "nets", "numerics", "partition", "prototypes", "testing")
 
 __all__ = [
-    "AFFCL",
-    "FEDIC",
-    "MFCL",
-    "TARGET",
-    "Apfl",
     "Batch",
     "Bundle",
     "BundleSpec",
-    "CReFF",
     "Centralized",
     "ClientContext",
     "CutInput",
     "FedAli",
     "FedAvg",
     "FedAvgReplay",
-    "FedCIL",
-    "FedEM",
     "FedMLP",
-    "FedNTD",
-    "FedPAC",
     "FedPer",
     "FedProto",
     "FedProx",
@@ -161,12 +126,9 @@ __all__ = [
     "Local",
     "LoopTask",
     "Method",
-    "Moon",
     "OpenRun",
     "Output",
     "PFedGRP",
-    "PFedGraph",
-    "PFedGraphReplay",
     "Payload",
     "Phase",
     "Problem",

@@ -110,7 +110,7 @@ ROOMS = {
         "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
-    "fedplugins": ("drift", "methods", "presets", "studies", "trackers"),
+    "fedplugins": ("baselines", "drift", "methods", "studies", "trackers"),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))
@@ -167,7 +167,9 @@ def offences(package: str, name: str, source: str) -> list[str]:
     found = []
     for imported in imports(source, package):
         into_fedpb = package == "fedpb" and is_below(imported, ("fedmodels",))
-        is_method = name.startswith(("fedmodels/methods/", "fedplugins/methods/"))
+        is_method = name.startswith(
+            ("fedmodels/methods/", "fedplugins/methods/", "fedplugins/baselines/")
+        )
         another_method = (
             is_method
             and not name.startswith("fedmodels/methods/variants/")
@@ -184,7 +186,7 @@ def offences(package: str, name: str, source: str) -> list[str]:
     return found
 
 
-MOON, DITTO = "fedmodels/methods/moon.py", "fedplugins/methods/ditto.py"
+MOON, DITTO = "fedplugins/baselines/moon.py", "fedplugins/methods/ditto.py"
 
 
 def test_imports():

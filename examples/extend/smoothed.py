@@ -1,7 +1,7 @@
 """A custom loss: label smoothing.
 
-fedsrv launch quickstart --out run --set method.name=examples/extend/smoothed.py:Smoothed
-"""
+fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/smoothed.py:Smoothed
+"""  # noqa: E501
 
 from fedtide import FedAvg
 

@@ -86,6 +86,6 @@ def test_the_table_of_plugins_tells_which_are_gone(installed, monkeypatch):
     assert found == [("gone", (), False), ("ours", (GROUP,), True), ("other", (GROUP,), True)]
 
 
-@pytest.mark.skipif(not all(p.is_here for p in plugins.plugins()), reason="a plugin is gone")
+@pytest.mark.needs
 def test_what_the_core_knows_of_our_plugins_is_current():
     assert script_of("plugins").content() == dict(plugins.known()), "make docs writes it"

@@ -155,6 +155,7 @@ def test_a_certificate_alone_loads_nothing_of_secure_sums(tmp_path):
     check(JOIN, tmp_path)
 
 
+@pytest.mark.needs("methods")
 def test_what_a_method_says_of_what_travels_imports_no_algebra(tmp_path):
     check(FORMS, tmp_path)
 

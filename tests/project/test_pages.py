@@ -14,7 +14,6 @@ from fedmodels.config.recipe import recipe_of
 from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError
 from fedmodels.methods import file_of, make, names
-from fedmodels.plugins import plugins
 from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.compression import Compression
@@ -148,6 +147,7 @@ def generated(name: str) -> str:
     return page
 
 
+@pytest.mark.needs
 def test_the_page_of_what_leaves_has_every_message():
     """The golden traces look at its tables of methods: they run every method anyway."""
     script = script_of("privacy")
@@ -156,12 +156,7 @@ def test_the_page_of_what_leaves_has_every_message():
     assert {*script.fields_on(page)} == {script.label_of(case) for case in script.CASES}
 
 
-ALL_ARE_HERE = pytest.mark.skipif(
-    not all(plugin.is_here for plugin in plugins()), reason="pages tell of a plugin that is gone"
-)
-
-
-@ALL_ARE_HERE
+@pytest.mark.needs
 @pytest.mark.parametrize("name", ["commands", "configuration", "monitoring", "schema", "times"])
 def test_a_generated_page_is_current(name):
     assert (ROOT / "docs" / f"{name}.md").read_text() == generated(name), "make docs writes it"
@@ -194,7 +189,7 @@ def one_line(page: Path) -> str:
     return " ".join(page.read_text().split())
 
 
-@ALL_ARE_HERE
+@pytest.mark.needs
 def test_the_page_of_combinations_is_current():
     """Of fedtide's methods, every sixth: some try generators at several numbers of classes."""
     script, page = script_of("combinations"), (ROOT / "docs" / "combinations.md").read_text()
@@ -205,7 +200,7 @@ def test_the_page_of_combinations_is_current():
     assert len(rows) > 20
 
 
-@ALL_ARE_HERE
+@pytest.mark.needs
 def test_limits_on_pages_are_those_of_the_table():
     found = dict(script_of("limits").pages())
     assert len(found) >= 8

@@ -16,8 +16,9 @@ from fedmodels.config.bounds import leaves
 from fedmodels.config.changes import is_among
 from fedmodels.config.combinations import LISTED
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.part import without_gone
 from fedmodels.config.sent import tables_in
-from fedmodels.errors import PayloadError
+from fedmodels.errors import ConfigError, PayloadError
 from fedmodels.times import OPEN_DEADLINE_S
 
 CHANGEABLE: Mapping[str, str] = {
@@ -70,11 +71,16 @@ def changed(experiment: Experiment, changes: Mapping[str, Any]) -> Experiment:
     """
     if not changes:
         return experiment
-    if wrong := [key for key in changes if not is_among(key, CHANGEABLE)]:
+    try:
+        tables = without_gone(_grouped(changes))
+    except ConfigError as error:
+        raise PayloadError(str(error)) from None
+    keys = [f"{name}.{key}".rstrip(".") for name, inner in tables.items() for key in inner]
+    if wrong := [key for key in keys if not is_among(key, CHANGEABLE)]:
         raise PayloadError(f"{wrong[0][:60]!r} of an open run cannot be changed")
     update = {}
     try:
-        for name, inner in _grouped(changes).items():
+        for name, inner in tables.items():
             update[name] = _table(type(experiment), name, getattr(experiment, name), inner)
     except (ValidationError, KeyError, AttributeError, TypeError) as error:
         line = str(error).splitlines()[0][:200]

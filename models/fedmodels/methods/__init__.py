@@ -19,11 +19,10 @@ if TYPE_CHECKING:
     from fedmodels.training.method import Method
 
 _NAMES = (
-    "fedavg", "fedprox", "local", "centralized", "fedper", "fedrep", "apfl", "fedproto", "gldp",
-    "fedali", "moon", "fedpac", "fedntd", "creff", "fedic", "fedmlp", "pfedgrp", "fedavg-replay",
-    "pfedgraph", "pfedgraph-replay", "fedem", "fedcil", "af-fcl", "mfcl", "target",
+    "fedavg", "fedprox", "local", "centralized", "fedper", "fedrep", "fedproto", "gldp", "fedali",
+    "fedmlp", "pfedgrp", "fedavg-replay",
 )  # fmt: skip
-_MODULES = {name: name.replace("-", "_") for name in _NAMES} | {"pfedgraph-replay": "pfedgraph"}
+_MODULES = {name: name.replace("-", "_") for name in _NAMES}
 """Registered name -> module; a name is imported only when it is used."""
 VARIED = {
     "gldp": "gldp",

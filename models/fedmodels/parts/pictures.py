@@ -52,19 +52,5 @@ def _replayed(
     return found
 
 
-def _remembered(
-    method: Any, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, y: Tensor
-) -> Pictures:
-    from fedmodels.techniques import server_memory
-
-    return server_memory.picture_of(ctx, payload, method.recalled)
-
-
-OF = {
-    "pfedgrp": _replayed,
-    "fedavg-replay": _replayed,
-    "pfedgraph-replay": _replayed,
-    "mfcl": _remembered,
-    "target": _remembered,
-}
+OF = {"pfedgrp": _replayed, "fedavg-replay": _replayed}
 """By method; all others show prototypes."""

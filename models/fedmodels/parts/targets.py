@@ -8,9 +8,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import file_of, method_class, names
 from fedmodels.training.method import Method
 
-TAKE = (
-    "fedavg", "fedprox", "fedper", "fedrep", "apfl", "local", "centralized",
-)  # fmt: skip
+TAKE = ("fedavg", "fedprox", "fedper", "fedrep", "local", "centralized")
 """Methods of the core none of whose functions asks for a class; others say ``takes_targets``."""
 DEALS = ("natural", "iid")
 """Scenarios that deal examples out without a look at their class, beside those of a user's file."""

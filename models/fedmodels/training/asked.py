@@ -42,6 +42,7 @@ HOOKS: Mapping[str, str] = {
     "most_recalled": "differential-privacy.md",
     "is_server_optimizer": "configuration.md",
     "counts_all_clients": "api.md",
+    "takes_means": "robustness.md",
 }
 """Attributes that parts ask for, and the page under ``docs/`` of each."""
 
@@ -144,7 +145,7 @@ def global_weights(method: Method, common: Bundle) -> Weights:
     return found
 
 
-TELLS = dict.fromkeys(("af-fcl", "fedcil", "pfedgrp", "fedavg-replay", "pfedgraph-replay"), True)
+TELLS = {"pfedgrp": True, "fedavg-replay": True}
 """Methods whose server half reads ``ctx.labels``, or whose clients tell something of each class."""
 
 
@@ -175,4 +176,4 @@ def _reason(method: Method, run: RunFacts) -> str:
 
 def needs_server_data(method: Method | type[Method]) -> bool:
     """Tell whether a server half trains on examples; a class of one's own says it by that name."""
-    return bool(asked(method, "needs_server_data", {"fedic": True}, False))
+    return bool(asked(method, "needs_server_data", {}, False))

@@ -30,27 +30,16 @@ from fedmodels.training.run import RunFacts
 log = logging.getLogger(__name__)
 SINGLY = {
     "pfedgrp": "each client's model is mixed from the models of others",
-    "fedcil": "images of each client's generator train the server's models",
     "fedali": "k-means clusters the prototypes of every client",
     "MeanPrototypes": "",
-    "fedic": "the teachers are the models of single clients",
-    "fedpac": "each client's head is mixed from the heads of others",
 }
-WHOLE = dict.fromkeys(
-    ("af-fcl", "fedcil", "fedali", "fedic", "target", "mfcl", "pfedgrp", "pfedgraph",
-     "fedavg-replay"), False,
-)  # fmt: skip
+WHOLE = dict.fromkeys(("fedali", "pfedgrp", "fedavg-replay"), False)
 """Methods that train nets whole: they send or generate what stands for all of a net."""
 
 
-AT_TASK_END = {"target": True, "mfcl": True}
-"""Methods whose server half reads ``ctx.ends_task``. A method of one's own says
-``learns_at_task_end = True``."""
-
-
 def learns_at_task_end(method: Method) -> bool:
-    """Tell whether the last round of a task is another one to the method's server half."""
-    return bool(asked(method, "learns_at_task_end", AT_TASK_END, False))
+    """Tell whether the last round of a task is another one: its half reads ``ctx.ends_task``."""
+    return bool(asked(method, "learns_at_task_end", {}, False))
 
 
 def takes_frozen(method: Method | type[Method]) -> bool:
@@ -129,9 +118,7 @@ def takes_means(method: Method) -> bool:
 
     Of a method of one's own the first round shows it: :func:`reduce` refuses the rule then.
     """
-    return bool(
-        asked(method, "", dict.fromkeys(("centralized", "local", "pfedgraph"), False), True)
-    )
+    return bool(asked(method, "takes_means", {"centralized": False, "local": False}, True))
 
 
 def ruled(experiment: Experiment, method: Method) -> Experiment:

@@ -45,32 +45,28 @@ FAILURE_REASON_CONFIG: FailureReason
 FAILURE_REASON_TRAINING: FailureReason
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("client_id", "protocol", "has_cut", "wants_known")
+    __slots__ = ("client_id", "protocol", "has_cut")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HAS_CUT_FIELD_NUMBER: _ClassVar[int]
-    WANTS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     protocol: int
     has_cut: bool
-    wants_known: bool
-    def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ..., has_cut: bool = ..., wants_known: bool = ...) -> None: ...
+    def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ..., has_cut: bool = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
-    __slots__ = ("data", "seed", "announce", "run_id", "experiment", "known")
+    __slots__ = ("data", "seed", "announce", "run_id", "experiment")
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
-    KNOWN_FIELD_NUMBER: _ClassVar[int]
     data: _table_pb2.Table
     seed: int
     announce: str
     run_id: str
     experiment: _table_pb2.Table
-    known: _description_pb2.ClientDescription
-    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ..., run_id: _Optional[str] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., known: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ...) -> None: ...
+    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ..., run_id: _Optional[str] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class Head(_message.Message):
     __slots__ = ("number", "link")

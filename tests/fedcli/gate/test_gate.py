@@ -297,6 +297,7 @@ def figures_left(held: Gate, **extra: float) -> set[str]:
     return {*header.report.extra}
 
 
+@pytest.mark.needs
 def test_each_figure_of_each_method_and_part_has_a_class() -> None:
     """At the most of what their settings make them report."""
     found = {name for part in LISTED for name in part.tells}

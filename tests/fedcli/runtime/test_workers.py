@@ -84,7 +84,7 @@ def test_clients_of_a_process_have_nets_of_their_own(clients, digits, tmp_path):
         tiny_experiment(method="local", net={"name": "mlp", "hidden": [16], "by_client": others})
     )
     assert [made.of(client).net.width for client in clients] == [(16, 8, 4)[c] for c in clients]
-    made.follow(table_of({"evaluate.drift": True}))
+    made.follow(table_of({"evaluate.last_tasks": 2}))
     assert [made.of(client).net.width for client in clients] == [(16, 8, 4)[c] for c in clients]
     assert len({id(made.of(client).set_ups.busy) for client in clients}) == 1
 

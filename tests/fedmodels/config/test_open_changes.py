@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedmodels import plugins
 from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.open_changes import (
     CHANGEABLE,
@@ -51,6 +52,18 @@ def test_what_follows_from_a_key_keeps_it_as_it_is():
     assert forbidden_changes(before, now) == ["schedule.clients"], "data were dealt out"
     no_data = {"scenario": None, "data": None}
     assert not forbidden_changes(*(e.model_copy(update=no_data) for e in (before, now)))
+
+
+def test_settings_of_a_plugin_that_is_gone_are_left_out_at_their_defaults(monkeypatch):
+    """A run that stored them goes on without the plugin, unless it was on."""
+    brings = {"tables": {"evaluate": {"loud": False}, "sounds": {"on": False}}, "owns": ["sounds"]}
+    really = {name: plugins.known()[name] for name, _ in plugins.gone_plugins()}
+    monkeypatch.setattr(plugins, "known", lambda: {**really, "sounds": brings})
+    before = tiny_experiment(schedule=OPEN)
+    off = {"evaluate.loud": False, "sounds.on": False}
+    assert changed(before, {**off, "training.lr": 0.5}).training.lr == 0.5
+    with pytest.raises(PayloadError, match=r"\[evaluate\] loud is of the plugin sounds, which"):
+        changed(before, {"evaluate.loud": True})
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 
 from fedmodels.tensors.bundle import Bundle
@@ -40,6 +41,7 @@ def on_the_page():
     return found, re.findall(r"`([\w-]+)`", rows["a choice that all are sent"])
 
 
+@pytest.mark.needs("methods")
 def test_the_page_has_every_method_once():
     assert sorted(on_the_page()[0]) == sorted(NAMES)
 

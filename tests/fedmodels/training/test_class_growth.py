@@ -14,7 +14,6 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.methods.fedcil import LABELLED
 from fedmodels.parts.class_growth import StateGrowth, check_grows
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem
@@ -27,6 +26,7 @@ from fedmodels.training.method import Method
 from fedmodels.training.returned import check_upload
 from fedmodels.training.run import RunFacts
 from fedpb.codec import merged
+from fedplugins.baselines.fedcil import LABELLED
 from fedtide.testing.case import bytes_of, states_of
 from fedtide.testing.trial import method_of, server_context, tiny_experiment
 from tests.fedmodels.methods.test_conformance import ALIGNED, CASES, experiment_for

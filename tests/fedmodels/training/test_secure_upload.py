@@ -70,6 +70,7 @@ def test_a_method_can_do_with_sums_or_says_why_not(name):
     assert [*form.spec.required] == ["weights/masked", *counts, *form.scalars.required]
 
 
+@pytest.mark.needs("methods")
 def test_the_page_names_the_methods_that_can():
     section = PAGE.read_text("utf-8").partition("## Which methods")[2]
     listed = {*re.findall(r"`([a-z_-]+)`", section.split("\n\n")[2])}

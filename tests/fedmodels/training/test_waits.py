@@ -193,7 +193,7 @@ class InThisThread:
 
 SERVERS = [
     ("fedmodels.techniques.aggregation_weights", ("pfedgrp", {"w_device": "auto"})),
-    ("fedmodels.methods.fedcil", ("fedcil", {"device": "auto"})),
+    ("fedplugins.baselines.fedcil", ("fedcil", {"device": "auto"})),
     ("fedmodels.techniques.server_memory", ("mfcl", {"server_device": "auto"})),
     ("fedmodels.techniques.server_memory", ("target", {"server_device": "auto"})),
     ("fedmodels.numerics.neighbour_clustering", ("fedali", {"kmeans_solver": "torch"})),

@@ -199,6 +199,7 @@ LIES = {
 }  # fmt: skip
 
 
+@pytest.mark.needs("drift")
 @pytest.mark.parametrize(
     ("asks", "told", "line"),
     [

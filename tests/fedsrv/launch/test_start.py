@@ -122,8 +122,16 @@ def test_code_that_looks_for_a_gpu_spoils_no_fork(config, tmp_path, capsys, monk
         (["--resume"], "holds no run to resume"),
         (["--out", "CONFIG/run"], "cannot be used: Not a directory"),
         (["--dashboard", "loud"], "--dashboard"),
-        (["--metrics-port", "127.0.0.1:99999"], "--metrics-port"),
-        (["--metrics-port", "[::]:0"], "--metrics-port [::]:0 can be reached from other machines"),
+        pytest.param(
+            ["--metrics-port", "127.0.0.1:99999"],
+            "--metrics-port",
+            marks=pytest.mark.needs("trackers"),
+        ),
+        pytest.param(
+            ["--metrics-port", "[::]:0"],
+            "--metrics-port [::]:0 can be reached from other machines",
+            marks=pytest.mark.needs("trackers"),
+        ),
         (["--dashboard", "0.0.0.0:0"], "--dashboard 0.0.0.0:0 can be reached from other machines"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Methods that the papers compare theirs with, beside those that the core is built on."""

@@ -1,1 +1,0 @@
-"""``fedsrv init``: configs to begin with."""
