@@ -49,16 +49,15 @@ class Plugin:
 
 
 @cache
-def _all(path: tuple[str, ...]) -> Any:
-    """Return the entry points of all groups that a search path has: 30 ms, once for each path."""
-    return entry_points()
+def _all(path: tuple[str, ...]) -> Mapping[str, Sequence[EntryPoint]]:
+    """Return the entry points of a search path by group and name: 30 ms, once for each path."""
+    found: Any = entry_points()
+    return {g: sorted(found.select(group=g), key=lambda p: p.name) for g in found.groups}
 
 
 def offered(group: str) -> list[EntryPoint]:
     """Return what plugins add to a group, sorted by name; not what stood in a deleted folder."""
-    return sorted(
-        (p for p in _all(tuple(sys.path)).select(group=group) if _is_here(p)), key=lambda p: p.name
-    )
+    return [point for point in _all(tuple(sys.path)).get(group, ()) if _is_here(point)]
 
 
 def folder_of(point: EntryPoint) -> str:
@@ -125,7 +124,8 @@ def known() -> Mapping[str, Mapping[str, Any]]:
 
 def gone_plugins() -> list[tuple[str, Mapping[str, Any]]]:
     """Return the plugins of our own whose folder is gone, and what each would bring."""
-    return [(p.name, known()[p.name]) for p in plugins() if not p.is_here]
+    there = {folder_of(point) for group in GROUPS for point in offered(group)}  # '' of others'
+    return [(name, brings) for name, brings in known().items() if name not in there]
 
 
 def owner_of(kind: str, name: str) -> str | None:
@@ -134,7 +134,7 @@ def owner_of(kind: str, name: str) -> str | None:
     None where none brings it, or where it is here.
     """
     owner = next((p for p, brings in known().items() if name in brings.get(kind, ())), None)
-    return owner if owner and any(p.name == owner and not p.is_here for p in plugins()) else None
+    return owner if owner in dict(gone_plugins()) else None
 
 
 def gone(name: str, owner: str) -> str:
@@ -155,6 +155,5 @@ def plugins() -> list[Plugin]:
         whose = point.dist.name if point.dist else ""
         groups.setdefault((folder_of(point) or point.name, whose), []).append(point)
     here = [Plugin(*key, _groups_of(points)) for key, points in groups.items()]
-    names = {folder_of(p) for points in groups.values() for p in points}  # others' are other ones
-    gone = [Plugin(name, "fedtide", (), False) for name in known() if name not in names]
+    gone = [Plugin(name, "fedtide", (), False) for name, _ in gone_plugins()]
     return sorted([*here, *gone], key=lambda p: (p.name not in known(), p.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, PathDistribution
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +13,7 @@ from fedmodels.commands import run_command
 from fedmodels.errors import ConfigError
 from fedmodels.options import program
 from fedmodels.plugins import loaded, offered, owner_of, usable
-from tests.conftest import script_of
+from tests.conftest import script_of, tiny_experiment
 
 GROUP = "fedsrv.commands"
 
@@ -23,8 +23,8 @@ def installed(monkeypatch):
     """Have some entry points installed, and these folders of our own there."""
 
     def install(*points: tuple[str, str], folders: tuple[str, ...] = ()) -> None:
-        found = EntryPoints(EntryPoint(name, place, GROUP) for name, place in points)
-        monkeypatch.setattr(plugins, "_all", lambda path: found)
+        found = [EntryPoint(name, place, GROUP) for name, place in sorted(points)]
+        monkeypatch.setattr(plugins, "_all", lambda path: {GROUP: found})
         monkeypatch.setattr(plugins, "is_here", lambda name: name in folders)
 
     return install
@@ -84,6 +84,18 @@ def test_the_table_of_plugins_tells_which_are_gone(installed, monkeypatch):
               folders=("ours",))  # fmt: skip
     found = [(p.name, p.groups, p.is_here) for p in plugins.plugins()]
     assert found == [("gone", (), False), ("ours", (GROUP,), True), ("other", (GROUP,), True)]
+
+
+def test_a_config_is_parsed_without_a_look_at_installed_packages(monkeypatch):
+    """Each parse read the metadata of the package of each entry point: 30 ms, 94 % of it all."""
+    tiny_experiment()
+    read = list[str]()
+    real = PathDistribution.read_text
+    monkeypatch.setattr(
+        PathDistribution, "read_text", lambda self, name: read.append(name) or real(self, name)
+    )
+    tiny_experiment()
+    assert read == []
 
 
 @pytest.mark.needs
