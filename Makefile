@@ -28,6 +28,7 @@ ORDERS ?=
 INPUTS ?= 100000
 SETS ?= avx2 sse
 VERSION ?=
+WITHOUT ?= $(notdir $(patsubst %/,%,$(wildcard fedplugins/*/)))
 TARGETS ?= headers codec archive directories config experiment request
 
 export OMP_NUM_THREADS := 1
@@ -36,7 +37,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup constraints proto proto-check proto-freeze format lint types test test-unit test-whole test-loopback test-gpu \
+.PHONY: help setup constraints proto proto-check proto-freeze format lint types test test-unit test-whole test-core test-loopback test-gpu \
 	test-instruction-sets test-beside test-flower test-lowest test-sdist coverage soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
 	compare-fedmlp paper-tables report build release-notes clean check
 
@@ -97,6 +98,12 @@ test-whole: $(STAMP)  ## run the cases of large products that `make test` leaves
 
 test-loopback: $(STAMP)  ## run the tests that talk gRPC over loopback
 	$(PYTEST_SPLIT) -m "loopback and not gpu"
+
+test-core: $(STAMP)  ## run the tests that need no port on a copy without plugins (WITHOUT="drift": without that one)
+	rm -rf build/core && mkdir -p build/core
+	git ls-files -z | tar --create --null --files-from=- | tar --extract --directory build/core
+	cd build/core && rm -rf $(addprefix fedplugins/,$(WITHOUT)) && PYTHONPATH=$$PWD:$$PWD/models:$$PWD/proto \
+		$(CURDIR)/$(PYTEST_SPLIT) -m "not loopback and not gpu"
 
 test-gpu: $(STAMP)  ## run the tests that need a CUDA device (AT_ONCE=8: so many processes use it)
 	$(PYTEST) -n $(AT_ONCE) --dist worksteal -m gpu $(sort $(shell grep -rlF pytest.mark.gpu tests --include='test_*.py'))

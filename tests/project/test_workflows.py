@@ -51,6 +51,13 @@ def test_tests_run_on_every_python_that_is_named():
     assert f">={min(named, key=lambda v: int(v.partition('.')[2]))}" == PROJECT["requires-python"]
 
 
+def test_each_plugin_is_left_out_once_a_week():
+    jobs = safe_load((GITHUB / "workflows" / "weekly.yml").read_text())["jobs"]
+    (all_of_them, *without) = jobs["core"]["strategy"]["matrix"]["without"]
+    folders = {path.parent.name for path in (ROOT / "fedplugins").glob("*/__init__.py")}
+    assert (all_of_them, {*without}) == ("", folders)
+
+
 def test_constraints_hold_all_that_the_suite_needs():
     """They bind where CI runs on the oldest Python, and nowhere where other releases are tried."""
     jobs = safe_load((GITHUB / "workflows" / "ci.yml").read_text())["jobs"]
