@@ -1,8 +1,9 @@
 """Runs whose clients hide their examples: what they have spent, and when the run ends.
 
 Clients add the noise and count what they spend, by the content of their examples. So the
-coordinator knows of epsilon what they say. A client that may not train declines the order. Where
-too few are left by that, the run ends in order, before that interaction. An open run goes on
+coordinator knows of epsilon what they say. Who failed, was set aside or has an order under way may
+have trained once more, and counts as if it had. A client that may not train declines the order.
+Where too few are left by that, the run ends in order, before that interaction. An open run goes on
 without who has spent its limit, unless its config says that it needs all: new data have a budget.
 """
 
@@ -15,9 +16,11 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
 from fedmodels.position import Task
 from fedmodels.privacy.coverage import assumptions, check_allowed
-from fedmodels.training.private_steps import check_hides_examples
+from fedmodels.tensors.bundle import ClientId
+from fedmodels.training.private_steps import SPENT, check_hides_examples
 from fedmodels.training.private_uploads import contributions
 from fedsrv.engine.client_profile import clients_text
+from fedsrv.engine.cohort import Answers
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, end_before
@@ -46,6 +49,10 @@ class ExamplePrivacy(ServerPart):
         """The clients and tasks of which a record says that they are trained no more."""
         self._abstain: dict[int, str] = {}
         """Who does not train in the present interaction, and why."""
+        self._came: dict[ClientId, dict[str, float]] = {}
+        """What clients tell with uploads of the present interaction, whether these count or not."""
+        self._ahead = 0.0
+        """The most that a client may have spent whose order is not answered."""
         privacy = self.experiment.privacy
         assert privacy is not None, "there is something to hide"
         self.privacy, self.limit, self.delta = privacy, privacy.epsilon, privacy.chance
@@ -71,6 +78,13 @@ class ExamplePrivacy(ServerPart):
         )
         self._read(plan, self.store.committed)
 
+    def leaves_out(self, at: CurrentInteraction, results: Answers) -> dict[int, str]:
+        """Note what clients tell of their spending: an upload that is left out has come as well."""
+        for client, answer in results.by_client.items():
+            told = answer.report.extra
+            self._came[client] = {key: told[key] for key in SPENT if key in told}
+        return {}
+
     def came(self, at: CurrentInteraction, settle: Settle) -> None:
         """Say of clients that do not train any more that they did not."""
         for client, why in self._abstain.items():
@@ -79,6 +93,9 @@ class ExamplePrivacy(ServerPart):
 
     def records(self, at: CurrentInteraction, found: Reduced, record: Record) -> None:
         """Put down what is spent, ``privacy``: ``epsilon`` at ``delta``."""
+        for client in at.results.failed:
+            if told := self._came.get(client):
+                record["clients"].setdefault(str(client), {}).update(told)
         self._see(record, at.plan)
 
     def tells(self, record: Record) -> Mapping[str, Any]:
@@ -88,7 +105,7 @@ class ExamplePrivacy(ServerPart):
     def _read(self, plan: Plan, last: int) -> None:
         """Take what records up to an interaction say, and nothing else."""
         self._next, self._told, self._ordered = {}, set(), {}
-        self.most, self._seen = 0.0, -1
+        self.most, self._ahead, self._seen = 0.0, 0.0, -1
         for record, _ in self.store.ledger.records():
             if record["interaction"] <= last:
                 self._see(record, plan)
@@ -110,6 +127,12 @@ class ExamplePrivacy(ServerPart):
         for name, why in record.get("failed", {}).items():
             if name.isdecimal() and why.startswith(OrderDeclined.SAID):
                 self._told.add(place(int(name)))
+            elif name.isdecimal() and "epsilon" not in record["clients"].get(name, {}):
+                self.most = max(self.most, self._next.get(place(int(name)), 0.0))  # it may have
+        out = {c for c, first in self.store.aside().items() if first <= self._seen}
+        self.most = max(self.most, *(e for (c, _), e in self._next.items() if c in out), 0.0)
+        ahead = (self._next.get(place(client), 0.0) for client in self._ordered)
+        self._ahead = max(ahead, default=0.0)
         record["metrics"]["epsilon"] = self.most
         of_parts(record)["privacy"] = {"epsilon": self.most, "delta": self.delta}
 
@@ -142,6 +165,7 @@ class ExamplePrivacy(ServerPart):
 
     def abstains(self, step: Step, plan: Plan, settle: Settle) -> Collection[int]:
         """Return the clients that may not train any more on what they have."""
+        self._came = {}
         over = self._over(step, plan) if plan.spares_clients else {}
         self._abstain = {c: OrderDeclined.SAID + self._spent(over[c]) for c in over}
         return over
@@ -153,7 +177,7 @@ class ExamplePrivacy(ServerPart):
     def ended(self, records: Sequence[Record]) -> Mapping[str, Any]:
         """Return what the run spent, and under which assumptions."""
         most = [r["metrics"]["epsilon"] for r in records if "epsilon" in r["metrics"]]
-        spent = {"epsilon": max(most, default=0.0), "delta": self.privacy.delta}
+        spent = {"epsilon": max([*most, self._ahead]), "delta": self.privacy.delta}
         return {"privacy": {**spent, "assumes": assumptions(self.experiment)}}
 
 

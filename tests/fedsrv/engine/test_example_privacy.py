@@ -16,13 +16,17 @@ import pytest
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ClientFailed, ConfigError, OrderDeclined, TooFewClients
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
+from fedmodels.tensors.bundle import Bundle
+from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import EventLog
 from fedsrv.parts.example_privacy import ExamplePrivacy, why_declined
 from fedsrv.parts.stages import RunPaused
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE
-from tests.runs import dies, killed
+from tests.fuzz.poisons import poisoned, scaled
+from tests.liars import Stage
+from tests.runs import Killed, dies, killed
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 DELTA, ALL = 1e-3, 16
@@ -183,7 +187,7 @@ def spending(limit: float, **schedule: Any) -> tuple[Any, Any]:
     made = tiny_experiment(**tables, server=server, privacy={**HIDING, "epsilon": limit})
     records = list[tuple[Any, bool]]()
     ledger = SimpleNamespace(records=lambda: records)
-    store: Any = SimpleNamespace(experiment=made, ledger=ledger)
+    store: Any = SimpleNamespace(experiment=made, ledger=ledger, aside=lambda: {})
     step = SimpleNamespace(cohort=(0, 1), task_of=lambda client: 0)
     steps = [SimpleNamespace(interaction=n, round=n, **vars(step)) for n in range(3)]
     plan: Any = SimpleNamespace(
@@ -276,11 +280,90 @@ def test_new_data_are_learned_though_silent_sites_have_spent_all(own, tmp_path):
     assert told(out, 0)[-1] == summary["privacy"]["epsilon"] == cost((8, 1 / 4))
 
 
+def by_accountant(steps: int) -> float:
+    """Return epsilon of steps with a rate of 1/4 by dp-accounting alone."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+    from dp_accounting.pld import PLDAccountant
+
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    step = PoissonSampledDpEvent(0.25, GaussianDpEvent(HIDING["noise_multiplier"]))
+    return float(accountant.compose(SelfComposedDpEvent(step, steps)).get_epsilon(DELTA))
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Path:
+    """Three clients, of which the last has a quarter of the rows of each other, and spends most."""
+    for client, count in enumerate((4 * ALL, 4 * ALL, ALL)):
+        place = tmp_path / "data" / str(client)
+        grown(place / "task-0", [*range(1000 * (client + 5), 1000 * (client + 5) + count)])
+        facts = {"input_shape": [1, 8, 8], "num_classes": CLASSES}
+        (place / "client.json").write_text(json.dumps(facts))
+    return tmp_path / "data"
+
+
+def of_three(**schedule: Any) -> Any:
+    made = tiny_experiment(
+        schedule={"rounds": 2, "clients": 3, **schedule}, server={"min_clients": 2},
+        privacy=HIDING, training={"batch_size": 4},
+    )  # fmt: skip
+    return made.model_copy(update={"scenario": None, "data": None})
+
+
+LIES = {
+    "its upload is left out": poisoned(scaled(1e6)),
+    "its upload is refused": poisoned(lambda upload: Bundle()),
+    "it fails after its training": lambda client, order, answer: (Bundle(), answer[1], "no room"),
+}
+
+
+@pytest.mark.parametrize("how", LIES)
+def test_a_training_whose_upload_does_not_count_was_spent_all_the_same(three, tmp_path, how):
+    """Client 2 trains twice, 4 steps each time at a rate of 1/4, and nothing later says so."""
+
+    def lie(client: int, order: Any, answer: Any) -> Any:
+        trains = order.kind == rpc.ORDER_KIND_TRAIN and order.round == 1
+        return LIES[how](client, order, answer) if trains else answer
+
+    out = tmp_path / "run"
+    summary = Stage(of_three(), three, out, lie).run()
+    records = records_of(out)
+    assert [record["cohort"] for record in records] == [[0, 1, 2], [0, 1]]
+    spent = [record["metrics"]["epsilon"] for record in records]
+    assert spent == pytest.approx([by_accountant(4), by_accountant(8)], rel=0.02)
+    assert summary["privacy"]["epsilon"] == spent[-1]
+
+
+def test_a_client_that_is_set_aside_after_it_trained_ahead_counts_with_that(three, tmp_path):
+    """It had its second order before the run died, and is not there any more when that goes on."""
+
+    def dies_after(result: Any) -> None:
+        if (result.order.client_id, result.order.interaction) == ("2", 1):
+            raise Killed
+
+    out = tmp_path / "run"
+    killed(of_three(), three, out, after=dies_after)
+    with closing(sqlite3.connect(out / "clients/2/privacy.db")) as db:
+        assert db.execute("SELECT count(*) FROM trainings").fetchone() == (2,)
+    summary = run_in_process(of_three(), three, out, resume=True, without=[2])
+    assert summary["privacy"]["epsilon"] == pytest.approx(by_accountant(8), rel=0.02)
+
+
+def test_orders_under_way_at_the_end_count_as_trained(three, tmp_path):
+    """Of asynchronous rounds some are not answered when the last one ends."""
+    out = tmp_path / "run"
+    made = of_three(order="asynchronous", rounds=3, buffer=2)
+    summary = run_in_process(made, three, out)
+    left = dict(records_of(out)[-1]["under_way"])
+    told = {c: [r["clients"][str(c)]["epsilon_next"] for r in records_of(out)
+                if "epsilon_next" in r["clients"].get(str(c), {})] for c in left}  # fmt: skip
+    assert left
+    least = max((each[-1] for each in told.values() if each), default=0.0)
+    assert summary["privacy"]["epsilon"] >= least > 0
+
+
 def test_a_run_whose_clients_trained_ahead_does_not_end_before_that(own, tmp_path):
     """Its epsilon would leave out what they had charged. With all rounds it is that of all steps,
     three times 4 at a rate of 1/4, which dp-accounting composes here by itself."""
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-    from dp_accounting.pld import PLDAccountant
 
     def rounds(number: int) -> Any:
         made = tiny_experiment(
@@ -297,7 +380,4 @@ def test_a_run_whose_clients_trained_ahead_does_not_end_before_that(own, tmp_pat
         with pytest.raises(ConfigError, match=r"schedule\.rounds.* never taken away"):
             run_in_process(rounds(fewer), own, out, resume=True)
     summary = run_in_process(rounds(3), own, out, resume=True)
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    step = PoissonSampledDpEvent(1 / 4, GaussianDpEvent(4.0))
-    accountant.compose(SelfComposedDpEvent(step, 12))
-    assert summary["privacy"]["epsilon"] == pytest.approx(accountant.get_epsilon(DELTA), rel=0.02)
+    assert summary["privacy"]["epsilon"] == pytest.approx(by_accountant(12), rel=0.02)
