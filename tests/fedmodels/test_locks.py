@@ -1,7 +1,20 @@
 """Each lock of the product names the values that it guards, or says here what else it is for."""
 
 import ast
+import importlib
+import pkgutil
+import threading
 from pathlib import Path
+
+import pytest
+
+import fedcli
+import fedmodels
+import fedpb
+import fedplugins
+import fedsrv
+import fedtide
+from fedmodels.guarded import Guarded
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_VALUES = {
@@ -60,3 +73,47 @@ def test_each_lock_names_what_it_guards():
     assert len(found) > 30
     unmarked = {name for name, is_marked in found.items() if not is_marked}
     assert unmarked == WITHOUT_VALUES.keys()
+
+
+def classes():
+    """Yield each class of the product that has marked values, with their marks by name."""
+    for package in (fedcli, fedmodels, fedpb, fedplugins, fedsrv, fedtide):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if "tests" not in found.name.split(".") and not found.name.endswith("__main__"):
+                module = importlib.import_module(found.name)
+                for kind in vars(module).values():
+                    if isinstance(kind, type) and kind.__module__ == found.name:
+                        marks = {n: v for n, v in vars(kind).items() if isinstance(v, Guarded)}
+                        yield from [(kind, marks)] if marks else []
+
+
+def test_each_marked_value_fails_whoever_touches_it_without_its_lock():
+    """Another thread may hold the lock meanwhile: what counts is who touches the value."""
+    get = eval("lambda one, name: getattr(one, name)", {"__name__": "product"})
+    put = eval("lambda one, name: setattr(one, name, 0)", {"__name__": "product"})
+    seen = dict(classes())
+    assert len(seen) >= 30
+    for kind, marks in seen.items():
+        for name, mark in marks.items():
+            one = object.__new__(kind)
+            one.__dict__ |= {mark._lock: threading.RLock(), name: 0}
+            held = getattr(one, mark._lock)
+            taken, go_on = threading.Event(), threading.Event()
+
+            def hold(held=held, taken=taken, go_on=go_on):
+                with held:
+                    taken.set()
+                    go_on.wait(60)
+
+            other = threading.Thread(target=hold)
+            other.start()
+            assert taken.wait(60)
+            for touch in (get, put):
+                line = f"^{kind.__name__}.{name} without {mark._lock}$"
+                with pytest.raises(AssertionError, match=line):
+                    touch(one, name)
+            go_on.set()
+            other.join()
+            with held:
+                put(one, name)
+                assert get(one, name) == 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from statistics import stdev
+from typing import Any
 
 import pytest
 
@@ -64,6 +66,36 @@ def test_a_deviation_is_of_seeds_and_of_a_sample(tmp_path, capsys):
         assert (found.n, found.std) == (3, pytest.approx(stdev(scores.values())))
     report_command([runs[2], twice], None)
     assert "±" not in capsys.readouterr().out, "one seed, run twice"
+
+
+def constant(value: Any, score: float) -> Any:
+    """Return a record or a summary all of whose scores are one number."""
+    if isinstance(value, dict):
+        return {key: constant(each, score) for key, each in value.items()}
+    if isinstance(value, list):
+        return [constant(each, score) for each in value]
+    return score if isinstance(value, float) else value
+
+
+@pytest.mark.parametrize("kind", ["long_tail", "natural"])
+def test_each_deviation_that_is_shown_is_that_of_a_sample(kind, tmp_path, capsys):
+    """Scores are 0.80 with one seed and 0.84 with the other: 0.0283 of 0.82; of all, it is 0.02."""
+    runs = [write_run(tmp_path / f"s{seed}", seed=seed, kind=kind) for seed in range(2)]
+    for run, score in zip(runs, (0.80, 0.84), strict=True):
+        lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+        changed = [json.dumps(constant(line, score)) + "\n" for line in lines]
+        (run / "rounds.jsonl").write_text("".join(changed))
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(constant(summary, score)))
+    page = tmp_path / "page.html"
+    report_command(runs, page, everything=True)
+    for text in (capsys.readouterr().out, page.read_text()):
+        shown = re.findall(r"([0-9.]+)(?: %)? ± ([0-9.]+)", text)
+        assert shown
+        for mean, deviation in shown:
+            if float(mean):
+                ratio = float(deviation) / float(mean)
+                assert ratio == pytest.approx(0.0283 / 0.82, rel=0.05), (mean, deviation)
 
 
 def run(out: Path, digits: Path, experiment: Experiment, **options: object) -> None:

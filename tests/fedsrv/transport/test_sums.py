@@ -28,10 +28,12 @@ from fedsrv.relay.grouped_intake import (
     LEFT_OUT_S,
     SUM_S,
     GroupSum,
+    OverdueSums,
     check_moved,
     groups_of,
     mean_with_sums,
 )
+from fedsrv.transport.inbox import push_limit_s
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool
@@ -707,6 +709,28 @@ def test_a_relay_that_brings_no_sum_is_named(world):
     world.pass_time(2, 0, 1, 2)
     assert list(world.done.result(10).by_client) == [2]
     assert world.failures() == dict.fromkeys("01", "its relay 0-1 brought no sum")
+
+
+@pytest.mark.parametrize("bytes_per_s", [20e3, 70e3])
+def test_nobody_fails_while_a_sum_is_on_its_way_over_a_slow_link(bytes_per_s):
+    """A sum is in float64, twice an upload; who was left out sends its upload to the relay, and the
+    relay that up: each takes far longer than the limits without the time of the bytes."""
+    size = 8 << 20
+    on_its_way_s = 2 * size / bytes_per_s
+    assert on_its_way_s > max(SUM_S, LEFT_OUT_S)
+    assert push_limit_s(2 * size) > on_its_way_s
+    sums, left_out = OverdueSums(2 * size), OverdueSums(2 * size)
+    left_out.leave_out({1}, 0.0)
+
+    def failed(now):
+        one = sums.failures([(0, 1)], (), lambda client: True, now)
+        other = left_out.failures([], {0}, lambda client: True, now)
+        return [*one], [*other]
+
+    assert failed(0.0) == failed(on_its_way_s) == ([], [])
+    brought, left = failed(SUM_S + 2 * size / (16 << 10))
+    assert [client for client, _ in brought] == [0, 1]
+    assert [client for client, _ in left] == [1]
 
 
 def test_a_relay_that_waits_for_one_of_its_clients_owes_nothing(world):
