@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 import grpc
 
 from fedcli.data.kept_runs import make_room
+from fedcli.data.settled import stamps_in
 from fedcli.gate.rules import Rules
 from fedmodels.config.privacy import LEDGER
 from fedmodels.errors import ArchiveError, ConfigError
@@ -94,6 +95,7 @@ def each_run(
     runs: Callable[[], str | None],
     wait: Callable[[float], None] = time.sleep,
     now: Callable[[], float] = time.monotonic,
+    files: Callable[[], object] = lambda: None,
 ) -> Generator[str, Outcome, NoReturn]:
     """Yield each run that is served, for good, and be sent how taking part in it ended.
 
@@ -104,19 +106,27 @@ def each_run(
         runs: returns the id of the run that is served now, or None.
         wait: waits so many seconds.
         now: the time, in seconds.
+        files: returns what changes when the site's files do: a run that it stays out of is then
+            joined again, at most once in ``OVER_S``.
     """
-    last, left_s, after_faults = "", 0.0, pauses()
+    last, left_s, after_faults, seen = "", 0.0, pauses(), files()
+    look_s = OVER_S
     left, allowed = dict[str, None](), NewRuns(now)
     while True:
         run = runs()
         is_left = run in left or (run == last and left_s > 0)
         if run is None or is_left or (run != last and not allowed.take()):
             left_s = left_s - SITE_LOOK_S if run else 0.0
+            look_s -= SITE_LOOK_S
+            if look_s <= 0 and left_s > 0:
+                look_s = OVER_S
+                left_s = left_s if files() == seen else 0.0
             wait(SITE_LOOK_S)
             continue
         if run != last:
             after_faults = pauses()
         log.info("run %s: joins", run)
+        seen, look_s = files(), OVER_S
         outcome, last = (yield run), run
         if outcome is Outcome.LATER:
             left_s = next(after_faults)
@@ -146,7 +156,9 @@ def stay(context: typer.Context, address: Address, rules: Rules) -> None:
                 f"--stay takes part in many runs, and --{name.replace('_', '-')} is for one"
             )
     end_on_sigterm()
-    each = each_run(address.run)
+    named = (given[name] for name in ("data", "recipe", "rules"))
+    paths = [path for path in named if path is not None]
+    each = each_run(address.run, files=lambda: [*map(stamps_in, paths)])
     run = next(each)
     while True:
         run = each.send(_joined(context, run, rules))

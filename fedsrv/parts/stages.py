@@ -30,6 +30,7 @@ from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
 from fedmodels.position import Interaction
 from fedmodels.run_classes import ClassChange
+from fedmodels.times import LOOK_EVERY_S
 from fedmodels.training.hooks import learns_at_task_end
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -61,7 +62,7 @@ from fedsrv.parts.open_plan import (
     rounds_of,
 )
 from fedsrv.parts.open_wishes import checked, told_of
-from fedsrv.state.decisions import CLASSES, CLOSE, FAILED, RETIRE, SET_ASIDE
+from fedsrv.state.decisions import CLASSES, CLOSE, EXCLUDE, FAILED, RETIRE, SET_ASIDE
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 
@@ -484,13 +485,18 @@ class Stages(Timetable):
             plan = self._stored(plan, growth) if growth else plan
             if interaction < len(plan.steps) and not self._closes(now=True):
                 return plan
-        since, told = self._clock(), False
+        since, told, late = self._clock(), False, list[int]()
         while True:
-            news = self._news()
+            news, before = self._news(), late
             if self._closes(now=True):
                 if growth := self._growth_of(plan, interaction, news, 0.0, None):
                     self._stored(plan, growth)
                 return None
+            if late := self._late(plan, interaction, news.away):
+                if late != before:
+                    self._tell_late(late)
+                self.cohort.rest(news.number, LOOK_EVERY_S)
+                continue
             plan, waited = self._paced(plan, interaction, news.away), self._clock() - since
             if growth := self._growth_of(plan, interaction, news, waited, ahead):
                 plan = self._stored(plan, growth)
@@ -513,6 +519,19 @@ class Stages(Timetable):
         self._learn(news.descriptions)
         absent = self.known.keys() - news.descriptions.keys()  # they have not joined again
         return replace(news, away={*news.away, *absent})
+
+    def _late(self, plan: OpenPlan, interaction: Interaction, away: Collection[int]) -> list[int]:
+        """Return who is away of those without whom nothing begins, with ``wait = "all"``."""
+        if self.store.experiment.schedule.wait != "all":
+            return []
+        excluded = (one["client"] for one in self.store.decided(EXCLUDE))
+        aside = {**plan.aside, **dict.fromkeys((*retiring(self.store), *excluded), interaction)}
+        out = {*plan.set_aside, *self._set_aside(plan)}
+        return [
+            client for client in sorted(plan.tasks.keys() & {*away})
+            if takes_part(client, interaction, aside)
+            and (client, plan.tasks[client] - 1) not in out
+        ]  # fmt: skip
 
     def _paced(self, plan: OpenPlan, interaction: Interaction, away: Collection[int]) -> OpenPlan:
         """Return a plan with asynchronous rounds ahead while somebody owes who is there.
@@ -690,6 +709,14 @@ class Stages(Timetable):
         left = [s - waited for s in (begins.every_s, begins.close_after_s) if s is not None]
         return min((s for s in left if s > 0), default=None)
 
+    def _tell_late(self, late: Sequence[int]) -> None:
+        """Say for whom everybody waits."""
+        line = (
+            f"what comes next: waiting for {clients_text(late)} (not connected), as [schedule] wait"
+            ' = "all"; fedsrv retire goes on without'
+        )
+        self.events.tell("waiting", line=line, clients=[*map(str, late)], seconds=0)
+
     def _tell_rest(self, away: Collection[int]) -> None:
         """Say that the run waits, and for what."""
         needed = self.store.experiment.begins.new_data
@@ -700,6 +727,11 @@ class Stages(Timetable):
                 f"the run waits for {clients_text(late)}, which did not learn all and left, and "
                 f"for new data at {_number_of(needed)}"
             )
+        others = sorted({*away} - {*late} - self.store.aside().keys())
+        line += f"; away: {clients_text(others)}" if others else ""
+        for client, one in sorted(self.store.ledger.standings().items()):
+            if one.get("refused"):
+                line += f"; what client {client} brought last is refused: {one['refused']}"
         self.events.tell("resting", line=line, clients=[*map(str, late)])
 
 

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,6 +96,8 @@ class RemoteCohort:
     """The clients of an open run that were away at the last news."""
     _forgotten: Guarded[set[ClientId]] = Guarded("_lock")
     """Clients that were there when all sessions ended: they come again."""
+    _taken_out: Guarded[set[int]] = Guarded("_lock")
+    """Clients that an operator has taken out: while away, nobody waits for their results."""
     _said: Guarded[int] = Guarded("_lock")
     """Counts what clients and the operator of an open run said."""
 
@@ -142,13 +144,19 @@ class RemoteCohort:
         who = self.presence
         self._patience = ClientWait(
             self.changed, who.is_there, who.may_come, deadline_s, clock,
-            lambda client: who.is_silent(client, LINE_EVERY_S),
+            lambda client: who.is_silent(client, LINE_EVERY_S), self._refusal,
         )  # fmt: skip
         self._gathering = WaitNotice("gathering the run's clients", events, clock)
         self.committed = self.watermark = NONE_YET
         self.class_names = admission.class_names if admission else ()
         """Of the classes that an open run began with; none before."""
         self._awaited, self._said, self._forgotten = set(), 0, set()
+        self._taken_out = set[int]()
+
+    def _refusal(self, client: ClientId) -> str:
+        """Return why what a client brought last is refused; empty where nothing is."""
+        found = self._attendance.standings.get(client, {}) if isinstance(client, int) else {}
+        return str(found.get("refused", ""))
 
     @property
     def _expected(self) -> list[ClientId]:
@@ -198,6 +206,12 @@ class RemoteCohort:
                 "until then, so start it again"
             )
             self.events.tell("note", client, line=line)
+
+    def go_on_without(self, clients: Iterable[int]) -> None:
+        """Wait no longer for the results of clients that an operator has taken out, if away."""
+        with self.changed:
+            self._taken_out |= {*clients}
+            self.changed.notify_all()
 
     def check_known(self, clients: Sequence[int]) -> None:
         """Check that clients take part, before an operator sets them out; or raise PayloadError."""
@@ -279,6 +293,11 @@ class RemoteCohort:
         """Tell whether a trip ends, after another look at what will not come any more."""
         for client, line in trip.intake.overdue(self.presence.is_there, self._clock()):
             self.end_result(client, trip, line)
+        most, until = len(trip.trip.orders), trip.trip.until
+        for client in self._taken_out.intersection(trip.missing()):
+            is_spare = until.needed is not None and most - len(trip.failed) > until.needed
+            if is_spare and not self.presence.is_there(client):
+                self.end_result(client, trip, "an operator let the run go on without it")
         return trip.is_decided() or self._holdings.lost is not None
 
     def _has_enough(self, trip: OpenTrip) -> bool:

@@ -503,6 +503,7 @@ class Service:
             raise WrongRun("clients are excluded at the coordinator of their run")
         if excluded and self._exclude is not None:
             self._exclude(excluded)
+            self.cohort.go_on_without(excluded)
             self.journal.tell("steered", context, exclude=excluded)
         if not of_open:
             return rpc.SteerResponse()
@@ -521,6 +522,7 @@ class Service:
             self._retire(numbered, request.forget)
         if request.close and self._close is not None:
             self._close(request.now)
+        self.cohort.go_on_without([*numbered, *(c for c in owners if isinstance(c, int))])
         self.cohort.look_again()
         if numbered or any(wanted.values()):
             self.journal.tell("steered", context, retire=numbered or None, **wanted)

@@ -52,13 +52,17 @@ class WaitNotice:
         at_work: Sequence[ClientId],
         rest: str,
         is_silent: Callable[[ClientId], bool] = lambda client: False,
+        refusal: Callable[[ClientId], str] = lambda client: "",
     ) -> None:
         """Name the missing clients in a line, if a line is due."""
         since = self.seconds if self._last_line is None else self.clock() - self._last_line
         if since < (AWAY_AFTER_S if away and self._last_line is None else LINE_EVERY_S):
             return
         self._last_line = self.clock()
-        groups = [f"{clients_text(away, MAX_NAMES)} (not connected)"] if away else []
+        refused = {client: why for client in away if (why := refusal(client))}
+        gone = [client for client in away if client not in refused]
+        groups = [f"{clients_text(gone, MAX_NAMES)} (not connected)"] if gone else []
+        groups += [f"client {c} (refused: {why})" for c, why in [*refused.items()][:MAX_NAMES]]
         silent = [*filter(is_silent, at_work)]
         busy = [*filterfalse(is_silent, at_work)]
         groups += [f"{clients_text(busy, MAX_NAMES)} (at work)"] if busy else []
@@ -79,9 +83,13 @@ class ClientWait:
         deadline_s: float | None,
         clock: Callable[[], float],
         is_silent: Callable[[ClientId], bool] = lambda client: False,
+        refusal: Callable[[ClientId], str] = lambda client: "",
     ) -> None:
-        """Store the checks whether a client is connected, may still connect, tells of no work."""
-        self._is_silent = is_silent
+        """Store the checks whether a client is connected, may still connect, tells of no work.
+
+        ``refusal`` says why what a client brought last is refused.
+        """
+        self._is_silent, self._refusal = is_silent, refusal
         self._changed, self._deadline_s = changed, deadline_s
         self._is_there, self._may_come, self._clock = is_there, may_come, clock
         self._stopped: FedtideError | None = None
@@ -148,7 +156,7 @@ class ClientWait:
                     rest += ", or once they count as gone"
                 if not enough():
                     rest = "min_clients says that it cannot go on with fewer"
-            notice.look(away, at_work, rest, self._is_silent)
+            notice.look(away, at_work, rest, self._is_silent, self._refusal)
             self._changed.wait(left)
 
     def wait_to_join(

@@ -23,7 +23,8 @@ class Outcome(Enum):
     LATER = "ended by a fault"
     """As of a link, a disk or data that are away: again, after a longer time each time."""
     NOT_ALLOWED = "this site stays out of it"
-    """By what the site itself says: again once the run was away, or another one was served."""
+    """By what the site itself says: again once the run was away, another one was served, or the
+    site's files have changed."""
     FOR_GOOD = "goes on without this site"
     """As the run says: never again."""
 

@@ -7,6 +7,7 @@ import pytest
 
 from fedcli.data.store.growing import add_task
 from fedsrv.watching import steer
+from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own
@@ -72,3 +73,29 @@ def test_a_client_that_is_stopped_for_longer_than_its_lease_comes_back(loopback,
     records = records_of(run.out)
     assert [record["cohort"] for record in records] == [[0, 1], [0], [0, 1]]
     assert [g["tasks"] for r in records for g in r["growths"]][1:] == [[[0, 2]], [[1, 2]]]
+
+
+def test_with_wait_all_a_client_that_was_killed_changes_nothing(loopback, tmp_path):
+    """It comes back after its lease; bits and rounds are those of a run that nothing disturbs."""
+    for client in range(2):
+        own(tmp_path / "own", client, class_names=["a", "b"])
+        for task in range(2):
+            add_task(tmp_path / "own", client, images(tmp_path / f"{client}-{task}", "a", "b"))
+    schedule = {"open": True, "order": "tasks_outer", "rounds": 2, "clients": 2, "wait": "all"}
+    experiment = tiny_experiment(
+        method="fedper", net={"name": "mlp", "hidden": [4]}, schedule=schedule,
+    ).model_copy(update={"scenario": None, "data": None})  # fmt: skip
+    alone = run_in_process(experiment, tmp_path / "own", tmp_path / "alone")
+    run = loopback(experiment)
+    run.lease_s = 1.5
+    server = run.serve()
+    clients = [run.join(str(client), data=tmp_path / "own") for client in range(2)]
+    server.wait_kind("commit", interaction=1)
+    clients[1].kill()
+    server.wait_kind("gone")
+    clients[1] = run.join("1", data=tmp_path / "own")
+    server.wait_kind("resting")
+    steer(f"127.0.0.1:{run.port}", close=True)
+    summary = run.finish(server, *clients)
+    assert summary["state_sha256"] == alone["state_sha256"]
+    assert len(records_of(run.out)) == len(records_of(tmp_path / "alone")) == 6

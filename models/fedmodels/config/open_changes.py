@@ -36,11 +36,15 @@ CHANGEABLE: Mapping[str, str] = {
 def waits_for_most(experiment: Experiment, method: object) -> Experiment:
     """Let one site end no open run, unless the config says for whom it waits."""
     privacy, server = experiment.privacy, experiment.server
+    waits_for_all = experiment.schedule.wait == "all"
+    if waits_for_all and server.deadline_s is not None:
+        raise ConfigError('[server] deadline_s goes on without who is late: leave wait = "all" out')
     noisy = privacy is not None and privacy.noise_at_clients  # it adds up over min_clients
     if server.min_clients is not None or server.is_robust or noisy:
         return experiment
     some = min(len(experiment.schedule.beginners), experiment.cohort_size)
-    waits = {"min_clients": max(1, some // 2), "deadline_s": OPEN_DEADLINE_S}
+    deadline_s = None if waits_for_all else OPEN_DEADLINE_S
+    waits = {"min_clients": max(1, some // 2), "deadline_s": deadline_s}
     return experiment.model_copy(update={"server": server.model_copy(update=waits)})
 
 

@@ -71,6 +71,11 @@ class Schedule(StrictTable):
     ``all`` others as far as ``per_round`` has room, nobody (``new``), or so many as ``new + 3``
     says. Clients without new data train again on what they have, which costs their time and,
     where there is one, their budget of privacy, and lets the model forget less."""
+    wait: Literal["most", "all"] = "most"
+    """With ``open``, whether a client that is late holds up what comes next: ``all`` waits without
+    end for each client that has begun, before a growth and in a round, so that the digest does not
+    depend on who was away; a client that an operator takes out, or whose task is set aside, is not
+    waited for. ``most`` waits as ``[server] deadline_s`` says."""
     max_classes: Annotated[int, Field(ge=1, le=100_000)] = 1000
     """With ``open``, limit of the classes that clients may bring in the end."""
 
@@ -140,11 +145,14 @@ class Schedule(StrictTable):
     def _open_fits(self) -> Schedule:
         if self.open and self.order == "rounds_outer":
             raise ValueError(TASKS_IN_TURN.format(self.order))
-        for key in ("begin_with", "newcomers", "max_classes"):
+        for key in ("begin_with", "newcomers", "max_classes", "wait"):
             if not self.open and self.differs(key):
                 raise ValueError(f"{key} belongs to open = true")
         if self.begin_with is not None and self.begin_with > self.clients:
             raise ValueError(f"begin_with = {self.begin_with} exceeds clients = {self.clients}")
+        if self.wait == "all" and (self.is_asynchronous or self.over_select):
+            key = 'order = "asynchronous"' if self.is_asynchronous else "over_select"
+            raise ValueError(f'wait = "all" waits for all, and {key} for the first uploads')
         return self
 
     @model_validator(mode="after")

@@ -25,7 +25,8 @@ class Server(Reduction):
     deadline_s: Annotated[float, Field(gt=0)] | None = None
     """Seconds after which the answers of ``min_clients`` suffice. With a deadline, nobody waits for
     a client known to be dead once all others have answered. Without one, the run waits for
-    everybody who has not failed. Where ``min_clients`` of an open run is not given, it is 3600."""
+    everybody who has not failed. An open run without ``min_clients`` has 3600, or none with
+    ``[schedule] wait = "all"``."""
     durability: Literal["watermark", "strict"] = "watermark"
     """``strict`` syncs every commit to the disk before it counts."""
     max_rollback: Count = 2

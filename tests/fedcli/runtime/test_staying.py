@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,50 @@ def test_a_run_that_is_over_is_joined_again_after_a_minute_or_once_it_was_away()
 def test_a_run_that_a_site_stays_out_of_is_left_alone_until_another_one_is_served() -> None:
     assert joined(["a", *["a"] * 1000], {"a": [2]})[0] == ["a"]
     assert joined(["a", "a", "b", "a"], {"a": [2, 2], "b": [0]})[0] == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(("status", "changes_at", "joins"), [(2, 30, 2), (2, 1, 2), (2, 999, 1),
+                                                              (3, 30, 1)])  # fmt: skip
+def test_a_site_looks_again_once_its_owner_has_mended_its_files(
+    status: int, changes_at: int, joins: int
+) -> None:
+    """No sooner than after a minute, and never at a run that goes on without it."""
+    looks, waits, parts = iter(["a"] * 100), list[float](), list[int]()
+
+    def take_part() -> None:
+        each = each_run(lambda: next(looks), waits.append, files=lambda: len(waits) >= changes_at)
+        next(each)
+        while True:
+            parts.append(len(waits))
+            each.send(Outcome.of(status))
+
+    with pytest.raises(RuntimeError):  # no more looks
+        take_part()
+    assert len(parts) == joins
+    assert all(later - first >= OVER_S / SITE_LOOK_S - 1 for first, later in pairwise(parts))
+
+
+def test_the_files_of_a_site_are_its_data_and_what_it_says_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "site.toml").write_text("")
+    seen = list[object]()
+
+    def each_run(runs: object, files: Any) -> Iterator[str]:
+        for content in ("1,2\n", "1,2\n3,4\n"):
+            (tmp_path / "own.csv").write_text(content)
+            seen.append(files())
+        raise Enough
+        yield ""
+
+    monkeypatch.setattr(staying, "each_run", each_run)
+    monkeypatch.setattr(staying, "end_on_sigterm", lambda: None)
+    words = ("--data", str(tmp_path / "own.csv"), "--recipe", str(tmp_path / "site.toml"))
+    with pytest.raises(Enough):
+        stay(context_of("--stay", *words), Address("127.0.0.1:1", "3"), Rules())
+    assert seen[0] != seen[1]
+    assert len(seen[0]) == 2  # type: ignore[arg-type]
 
 
 def test_after_a_fault_a_site_joins_again_after_a_longer_time_each_time() -> None:

@@ -208,6 +208,7 @@ def test_there_are_examples():
             "method.heads and method.reading.heads are one switch: give one",
         ),
         (["evaluate.views=['local']"], "evaluate.views.0: "),
+        (["schedule.wait=all"], "schedule: wait belongs to open = true"),
         (["schedule.max_classes=5"], "schedule: max_classes belongs to open = true"),
         (["deploy.guard=none", "deploy.tolerance=0.1"], "deploy: tolerance does nothing with"),
         (

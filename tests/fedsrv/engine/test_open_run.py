@@ -24,6 +24,7 @@ from fedcli.data.store.stream import TaskStream
 from fedcli.data.store.validation import Validation
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Trigger
+from fedmodels.config.open_changes import waits_for_most
 from fedmodels.config.training import LrSchedule
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.position import Interaction
@@ -37,7 +38,7 @@ from fedsrv.parts.exclusions import Exclusions
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_plan import Growth, movers
 from fedsrv.parts.stages import OpenRuns, RunPaused, Stages
-from fedsrv.state.decisions import CLOSE, RETIRE, decide
+from fedsrv.state.decisions import CLOSE, EXCLUDE, RETIRE, SET_ASIDE, decide
 from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
@@ -496,6 +497,83 @@ def test_an_excluded_client_takes_no_part_in_what_is_left_of_a_stage(own, tmp_pa
 
 
 # --- what is taken --------------------------------------------------------------------------------
+
+
+class Absence:
+    """Lets client 1 of an open run in one process be away for some looks."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, first: int, last: int) -> None:
+        self.looks, self.rests, self.away = 0, 0, range(first, last)
+        news = InProcessCohort.news
+
+        def now(cohort: InProcessCohort) -> Any:
+            self.looks += 1
+            return replace(news(cohort), away={1} if self.looks in self.away else set())
+
+        def rest(cohort: InProcessCohort, number: int, seconds: float | None) -> None:
+            self.rests += 1
+            assert self.rests < 100
+
+        patch.setattr(InProcessCohort, "news", now)
+        patch.setattr(InProcessCohort, "rest", rest)
+
+
+@pytest.mark.parametrize("wait", ["most", "all"])
+def test_with_wait_all_a_run_ends_alike_whoever_was_away(wait, own, tmp_path, monkeypatch):
+    for client in range(2):
+        for task in range(2):
+            add_task(own, client, arrays_in(tmp_path / f"{client}-{task}", [1, task], task))
+    found, more = {}, {"wait": wait}
+    for first in (0, 2, 3, 4):
+        with monkeypatch.context() as patch:
+            absence = Absence(patch, first, first + 3 if first else 0)
+            out = tmp_path / f"{wait}-{first}"
+            found[first] = opened(own, out, "close", rounds=2, schedule=more)
+            rows = [(record["cohort"], record.get("growths")) for record in records_of(out)]
+            found[first] = found[first]["state_sha256"], rows
+            assert (absence.rests > 0) == (wait == "all" and first > 0)
+    assert all(one == found[0] for one in found.values()) == (wait == "all")
+
+
+def test_a_client_that_retires_is_not_waited_for(own, tmp_path, monkeypatch):
+    """Nor one that is excluded, or whose task is set aside, as these are operators' decisions."""
+    add_task(own, 0, arrays_in(tmp_path / "in", [1], 0))
+    said = []
+    decisions = [(RETIRE, {"forgets": False}), (EXCLUDE, {}), (SET_ASIDE, {"task": 0})]
+    for what, facts in decisions:
+        with monkeypatch.context() as patch:
+            absence = Absence(patch, 2, 1000)
+
+            def decided(stages: Stages, late: list[int], what=what, facts=facts) -> None:
+                said.append(late)
+                stages.store.decide(what, {"client": 1, **facts})
+
+            patch.setattr(Stages, "_tell_late", decided)
+            out = tmp_path / what
+            schedule = {"wait": "all"}
+            opened(own, out, "close", schedule=schedule, server={"min_clients": 1})
+            assert absence.rests == 1
+            assert [0, 2] in [g for _, tasks in growths_of(out) for g in tasks]
+    assert said == [[1]] * 3
+
+
+def test_wait_all_is_for_rounds_that_wait(own, tmp_path):
+    def line(**tables: Any) -> str:
+        with pytest.raises(ConfigError) as refused:
+            tiny_experiment(**tables)
+        return str(refused.value)
+
+    asynchronous = {"open": True, "order": "asynchronous", "buffer": 1, "wait": "all"}
+    assert 'order = "asynchronous" for the first uploads' in line(schedule=asynchronous)
+    with pytest.raises(
+        ConfigError, match='deadline_s goes on without who is late: leave wait = "all"'
+    ):
+        opened(
+            own, tmp_path, schedule={"wait": "all"}, server={"min_clients": 1, "deadline_s": 3.0}
+        )
+    made = waits_for_most(tiny_experiment(schedule={**OPEN, "wait": "all"}), None)
+    assert (made.server.min_clients, made.server.deadline_s) == (1, None)
+    assert waits_for_most(tiny_experiment(schedule=OPEN), None).server.deadline_s == 3600
 
 
 def test_a_client_in_one_process_is_read_again_once_its_data_were_written_anew(own, tmp_path):

@@ -379,6 +379,42 @@ def test_it_is_said_for_whom_once_and_then_each_minute(world, clock, caplog):
     assert not caplog.text, "who narrates the events logs the line; it stood there twice"
 
 
+def test_a_client_whose_data_are_refused_is_named_with_the_reason(world, clock):
+    """It stays out by itself, and everybody waited for it without a word why."""
+    world.join_all([0])
+    gathered = world.engine.submit(world.cohort.gather)
+    with world.cohort.changed:
+        world.cohort._attendance.refused(2, "client 2 has the class 'Wolf'")
+    pass_time(world, clock, 11)
+    until(lambda: waiting(world))
+    assert stays(gathered)
+    assert waiting(world)[0]["line"].startswith(
+        "gathering the run's clients: waiting for client 1 (not connected) and client 2 (refused: "
+        "client 2 has the class 'Wolf') for 11 s"
+    )
+
+
+@pytest.mark.parametrize(("needed", "goes_on"), [(2, True), (3, False)])
+def test_a_round_without_a_deadline_goes_on_without_whom_an_operator_takes_out(
+    needed, goes_on, tmp_path, clock
+):
+    """If it is away and others are enough; who is there still answers."""
+    world = World(tmp_path, min_clients=needed, clock=clock)
+    world.join_all()
+    future = world.send_and_receive(trip_to(0, 1, 2, needed=needed, interaction=4))
+    world.cohort.go_on_without([1, 2])
+    world.answer(0, 2)
+    pass_time(world, clock, 1000)
+    world.cohort.sessions[1].seen = -math.inf
+    with world.cohort.changed:
+        world.cohort.changed.notify_all()
+    if goes_on:
+        assert {*future.result(30).by_client} == {0, 2}
+    else:
+        assert stays(future)
+        world.cohort.stop("the test is over")
+
+
 def test_clients_at_work_are_named_after_a_minute(world, clock):
     world.join_all()
     future = world.send_and_receive(trip_to(0, 1, 2, needed=2, interaction=4))

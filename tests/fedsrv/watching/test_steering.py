@@ -41,7 +41,7 @@ def served(config, check_known, steered=None, **asks):
     cohort = SimpleNamespace(
         num_clients=8, most_present=8, check_known=check_known, look_after=lambda: None
     )
-    cohort.look_again = lambda: None
+    cohort.look_again, cohort.go_on_without = lambda: None, lambda clients: None
     asks |= {} if steered is None else {"retire": lambda clients, forget: steered.append(clients)}
     events = EventLog()
     service = Service("run", config, cohort, events, **asks)
