@@ -133,6 +133,7 @@ class FedTgp(FedAvg):
     """Clients share class means; the server trains prototypes that keep classes apart."""
 
     citation: ClassVar[str] = "Zhang et al., AAAI 2024"
+    rules_of_met: ClassVar[tuple[str, ...]] = ("nearest",)
     takes_targets: ClassVar[bool] = False
     takes_own_nets: ClassVar[bool] = True
     reads_singly: ClassVar[str] = "each client's prototypes train the global ones"

@@ -26,6 +26,7 @@ from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.numerics.metric_tables import metric, with_population
 from fedplugins.studies.fairness import fairness
 from fedplugins.studies.plan import Cell, PlannedRun, Sweep
+from fedsrv.report.comparison import who_chooses, why_missing
 from fedsrv.report.frame import (
     Difference,
     RunNumbers,
@@ -139,6 +140,8 @@ class Outcome:
     """How many clients a cohort's metric is a mean over, in words; empty if all clients."""
     fairness: str = ""
     """In what rows differ beside their methods, and why; empty where a sweep does not say."""
+    among: str = ""
+    """Among which classes rows choose; empty where their runs do not say."""
     paper: ForPapers | None = None
 
     def titled(self, heading: str, path: str) -> str:
@@ -239,7 +242,13 @@ class Outcome:
             for at, place in enumerate(row)
             if place in self.winners
         }
-        captions = [self.paper.caption] if self.paper else []
+        lacking = {
+            path.partition(".")[2]: heading
+            for heading, path in self.columns.items()
+            if any("–" in row for row in texts)
+            and all(self._text(heading, c) == "–" for c in self.cells)
+        }
+        captions = [self.paper.caption] if self.paper else why_missing(lacking)
         return Table([*map(Name, columns)], [*map(Name, rows)], texts, bold, captions, corner)
 
     def _text(self, heading: str, cell: Cell) -> str:
@@ -392,6 +401,9 @@ def outcome_of(
         lengths,
         selected,
         fairness(sweep, planned),
+        who_chooses(
+            [*{run.cell.row: read_run(run.directory).chooses_among for run in sound}.items()]
+        ),
     )
 
 
@@ -419,6 +431,7 @@ def to_json(outcome: Outcome) -> str:
         "lengths": dict(outcome.lengths),
         **({"selected": outcome.selected} if outcome.selected else {}),
         **({"fairness": outcome.fairness} if outcome.fairness else {}),
+        **({"among": outcome.among} if outcome.among else {}),
         "cells": [[cell.setting, cell.row] for cell in outcome.cells],
         "environments": list(map(json.loads, environments)),
     }
@@ -448,6 +461,7 @@ def read_record(path: Path) -> Outcome:
         return Outcome(
             runs, cells, found["columns"], found["against"], found["seeds"], found["curves"],
             found["lengths"], found.get("selected", ""), found.get("fairness", ""),
+            found.get("among", ""),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"{path} is no record of a sweep: {error!r}") from None

@@ -21,10 +21,8 @@ if TYPE_CHECKING:
     from fedsrv.report.page import Section
 
 
-BOLD = (
-    "Bold: better than every other row of its setting in a paired test over seeds. "
-    "Each row chooses among the classes of its own method's rule."
-)
+BOLD = "Bold: better than every other row of its setting in a paired test over seeds. "
+OWN_RULE = "Each row chooses among the classes of its own method's rule."
 DIFFERENCES = "Differences to {} over the same seeds: mean [95 % interval by Student's t]."
 CORRECTED = (
     "{} of the {} intervals of scores leave out zero by themselves. A star marks the {} that stay "
@@ -52,7 +50,7 @@ def page(outcome: Outcome, *, pictured: bool = False) -> str:
     if outcome.paper:
         parts.append(f"{outcome.paper.caption}\n")
     elif outcome.winners:
-        parts.append(f"{BOLD}\n")
+        parts.append(f"{BOLD}{outcome.among or OWN_RULE}\n")
     if outcome.fairness:
         parts.append(f"{outcome.fairness}\n")
     if not pictured:
@@ -73,7 +71,7 @@ def section_of(outcome: Outcome) -> Section:
 
     scores = outcome.table()
     if outcome.winners and not outcome.paper:
-        scores = replace(scores, captions=[BOLD])
+        scores = replace(scores, captions=[*scores.captions, f"{BOLD}{outcome.among or OWN_RULE}"])
     differences = outcome.difference_table()
     told = replace(differences, captions=[_about(outcome)])
     tables = [scores, *outcome.ladders(), *([told] if told.rows else [])]

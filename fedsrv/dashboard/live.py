@@ -57,6 +57,8 @@ SHARE = 0.1
 """Records are read again after this time at the earliest, and reading them takes no more than this
 share of it."""
 Columns = Mapping[str, Mapping[int, float]]
+DOES = ("doing", "heard", "behind", "failures")
+"""Columns on what a client does now."""
 FORMS = {"training": duration, "down": bytes_text, "up": bytes_text, "stood out": "{:.0f}".format,
          "mae": "{:.4g}".format}  # fmt: skip
 """How columns of the clients' table are written, by the first word; the others are percentages."""
@@ -108,6 +110,8 @@ class LivePage:
             self._read()
             status, run = self._status, self._record
             table, told = clients_table(status, run, time.time())
+            if self._sites:
+                table = with_sites(table, self._sites)
             left = status.seconds_left
             of = "" if status.whole else " of this stage"  # the run has no last interaction
             self._looks, self._last_look = self._looks + 1, time.monotonic()
@@ -120,7 +124,7 @@ class LivePage:
                 left="" if run.is_finished or left is None else f"about {duration(left)} left{of}",
                 status=status,
                 is_known=run.is_finished or status.whole > 0,
-                sites=self._sites,
+                are_sites=self._sites is not None,
                 charts=self._charts,
                 moved=[printable(line) for line in lines_of_plugins(run)[:MAX_MOVED]],
                 clients=table,
@@ -224,7 +228,7 @@ def clients_table(status: RunStatus, run: RunRecord, now: float) -> tuple[Table,
     everybody = list(
         dict.fromkeys([*spoke, *known, *(str(c) for column in numbers.values() for c in column)])
     )
-    heads = ["doing", "heard", "behind", "failures", *numbers]
+    heads = [*DOES, *numbers]
     rows, cells = list[Name](), list[list[str]]()
     if len(everybody) > MAX_CLIENTS:
         for name, share in QUANTILES.items():
@@ -245,6 +249,26 @@ def clients_table(status: RunStatus, run: RunRecord, now: float) -> tuple[Table,
     counts = ", ".join(f"{count} {phase}" for phase, count in phases)
     told = f"{MAX_CLIENTS} of {len(everybody)} clients: those that failed, then those heard last"
     return table, f"{told}. All: {counts}" if counts else told
+
+
+def with_sites(clients: Table, sites: Table) -> Table:
+    """Return the table of clients with what each has as a site in place of its accuracies."""
+    own = {name.text: cells for name, cells in zip(sites.rows, sites.cells, strict=True)}
+    none = ["–"] * len(sites.columns)
+    heads = [name.text for name in clients.columns]
+    does = [at for at, head in enumerate(heads) if head in DOES]
+    costs = [at for at, head in enumerate(heads) if head in FORMS]
+    cells = [
+        [
+            *(row[at] for at in does),
+            *own.get(f"client {name.note or name.text}", none),
+            *(row[at] for at in costs),
+        ]
+        for name, row in zip(clients.rows, clients.cells, strict=True)
+    ]
+    columns = [*(clients.columns[at] for at in does), *sites.columns]
+    columns += [clients.columns[at] for at in costs]
+    return Table(columns, clients.rows, cells, captions=sites.captions, corner="site")
 
 
 def columns_of(run: RunRecord) -> Columns:

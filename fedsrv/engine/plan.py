@@ -35,6 +35,8 @@ from fedsrv.engine.schedule import Step, takes_part
 from fedsrv.state.store import Store
 
 log = logging.getLogger(__name__)
+MAX_SITES = 12
+"""Clients of which a run says how many test examples of each class they have."""
 
 
 @dataclass(frozen=True)
@@ -296,6 +298,7 @@ def _steps(
 def describe(store: Store, profiles: Mapping[int, Profile]) -> None:
     """Write what clients announced of their data in common, for reports to read."""
     examples, by_class = _examples(profiles), store.experiment.announced == "exact"
+    few = by_class and len(profiles) <= MAX_SITES
     store.describe(
         {
             "classes": next((p.class_names for p in profiles.values() if p.class_names), ()),
@@ -304,6 +307,7 @@ def describe(store: Store, profiles: Mapping[int, Profile]) -> None:
             "guesses": accuracy_of_guesses(profiles.values()) if by_class else {},
             "again": {c: n for c, p in profiles.items() if (n := p.num_again)},
             "clients": {c: p.name for c, p in profiles.items() if p.name},
+            "tests": {c: p.test.sum(0).tolist() for c, p in profiles.items()} if few else {},
         }
     )
 

@@ -381,6 +381,7 @@ class RoundParts:
             **named_aside(plan.aside, self.store.forgotten()),
         }
         summary |= {key: clients for key, clients in named.items() if clients}
+        summary["chooses_among"] = self.method.chooses_among
         for one in self.options:
             summary |= one.ended(records)
         self.events.tell("finished", metrics=summary["metrics"], state_sha256=digest)

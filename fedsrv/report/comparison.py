@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
@@ -62,6 +63,13 @@ TEST = (
     f"bold: better than every other in a paired t-test over seeds, "
     f"p < {1 - CONFIDENCE:.2g}, at least {MIN_SEEDS} seeds"
 )
+NOT_THERE: Mapping[str, str] = {
+    "no class of these data is rarer than others": "_minority|_medium|_many",
+    "it needs a second task": "forgetting|afm|backward|_domains|recovered",
+    "no global model was scored": "a_glo|global|generalization|_glo$",
+    "models were not scored at that moment": "_received|_trained",
+}
+"""Why a run may lack a metric, by a pattern of its names."""
 MERGED = "± is the sample standard deviation over seeds"
 
 
@@ -93,6 +101,10 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Table:
     captions += [TEST] if bold else []
     if hidden := len(metrics) + len(costs) - len(shown):
         captions.append(f"{hidden} more: fedsrv report --all RUN")
+    captions += why_missing(
+        {key.partition(".")[2]: Name(COSTS.get(key, metric(key.partition(".")[2]).title)).text
+         for key in shown if any(run.values.get(key) is None for run in runs)}
+    )  # fmt: skip
     columns = [Name(group.label, _note(group)) for group in groups]
     selected = " or ".join(sorted({group.runs[0].selected for group in groups} - {""}))
     rows = [_name(key, selected, groups) for key in shown]
@@ -101,6 +113,16 @@ def comparison(groups: Sequence[SeedGroup], everything: bool = False) -> Table:
         for key in shown
     ]
     return Table(columns, rows, cells, bold, captions)
+
+
+def why_missing(titles: Mapping[str, str]) -> list[str]:
+    """Return a caption that says why there is a dash, by what metrics are called; or none."""
+    found = dict[str, list[str]]()
+    for name, title in titles.items():
+        fits = (why for why, names in NOT_THERE.items() if re.search(names, name))
+        found.setdefault(next(fits, "not measured"), []).append(title)
+    said = "; ".join(f"{', '.join(of)}: {why}" for why, of in found.items())
+    return [f"A dash: {said}"] if said else []
 
 
 def one_column(run: RunRecord, everything: bool = True) -> Table:
@@ -175,6 +197,23 @@ def main_metrics(groups: Sequence[SeedGroup]) -> list[str]:
     """Return the metrics that say how good the groups' runs are, the main one first."""
     names = dict.fromkeys(n for g in groups for run in g.runs for n in run.metrics())
     return headline(groups, [n for n in names if metric(n).better]) or ["loss"]
+
+
+def who_chooses(groups: Sequence[tuple[str, str]]) -> str:
+    """Return among which classes groups choose, in one sentence; empty where one does not say.
+
+    Args:
+        groups: label and :attr:`RunRecord.chooses_among` of each.
+    """
+    met = [label for label, among in groups if among == "classes met"]
+    if not groups or not all(among for _, among in groups):
+        return ""
+    if not met:
+        return "Each chooses among all classes."
+    own = "the classes that a client has met"
+    if len(met) == len(groups):
+        return f"Each chooses among {own}."
+    return f"{', '.join(met)}: chosen among {own}; the others choose among all classes."
 
 
 def best_group(groups: Sequence[SeedGroup], name: str) -> str | None:

@@ -76,8 +76,10 @@ def _curve(groups: Sequence[SeedGroup], name: str) -> Lines:
 
 
 def unit_of(name: str) -> Unit:
-    """Return the unit of a metric in charts."""
-    return "percent" if metric(name).unit else ""
+    """Return the unit of a metric in charts: of scores ``percent``, of what is small ``points``."""
+    found = metric(name)
+    is_score = found.better >= 0 and found.range == "0 … 1"
+    return ("percent" if is_score else "points") if found.unit else ""
 
 
 # --- the first six ------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ def leading(groups: Sequence[SeedGroup]) -> Charts:
         yield Chart(text, "bars", ends, "task", "accuracy", "percent")
     lost = _by_label(groups, partial(q.lost_by_task, view=view))
     text = f"What was forgotten: best earlier accuracy minus the last, {view_name(view)}"
-    yield Chart(text, "bars", lost, "task", "accuracy lost", "percent")
+    yield Chart(text, "bars", lost, "task", "accuracy lost", "points")
     yield from _last_weights(groups)
     sent, text = (
         _by_label(groups, q.bytes_up_so_far),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from fedmodels.charts import Spread
@@ -16,9 +17,14 @@ MAX_ROWS = 12
 MAX_CLASSES = 12
 """Classes that have a column each."""
 FURTHER = {"auroc": "AUROC %", "examples": "training examples", "task": "task"}
-FURTHER |= {"round": "task since round"}
+FURTHER |= {"round": "task since round", "tests": "test examples"}
 """What else a row has, and how the table calls it."""
 RECALL = "share of the test examples of this class that the site's model calls so (sensitivity)"
+COUNTED = "Of N: test examples; in brackets the 95 % confidence interval of the share (Wilson)."
+IN_UNITS = ("mae", "rmse", "mae_of_mean", "pinball")
+"""Figures that have the unit of their target."""
+Z = 1.96
+"""Quantile of the normal distribution at 97.5 %."""
 
 
 def sites_table(groups: Sequence[SeedGroup]) -> Table | None:
@@ -44,7 +50,9 @@ def sites_table(groups: Sequence[SeedGroup]) -> Table | None:
     names = groups[0].runs[0].class_names
     shown: list[tuple[str | int, Name]] = [("accuracy", Name("accuracy\u00a0%", "own test data"))]
     if "accuracy" not in has:
-        shown = [(name, _heading(name)) for name in figures]
+        shown = [(name, _heading(name, groups[0].runs[0].target)) for name in figures]
+    tests = {(id(group), client): n for group in groups for client, n in _tests(group).items()}
+    has |= {"tests"} if tests else set()
     shown += [(k, Name(f"{names.get(k, k)}\u00a0%", "recall", RECALL)) for k in labels]
     further = {what: name for what, name in FURTHER.items() if what not in dict(shown)}
     shown += [(what, Name(name)) for what, name in further.items() if what in has]
@@ -52,18 +60,26 @@ def sites_table(groups: Sequence[SeedGroup]) -> Table | None:
     rows, cells = list[Name](), list[list[str]]()
     for group, spreads, client in places:
         rows.append(Name(_called(group, client), group.label if len(groups) > 1 else ""))
-        cells.append([_text(what, spreads.get((client, what))) for what, _ in shown])
+        counts = tests.get((id(group), client), [])
+        cells.append([_text(what, spreads.get((client, what)), counts) for what, _ in shown])
         if any(live.values()):
             cells[-1].append(live[id(group)].get(client, "–"))
     columns = [name for _, name in shown] + ([Name("live model")] if any(live.values()) else [])
-    return Table(columns, rows, cells, corner="site")
+    counted = [COUNTED] if tests and "accuracy" in has else []
+    return Table(columns, rows, cells, captions=counted, corner="site")
 
 
-def _heading(figure: str) -> Name:
-    """Return the heading of a figure of targets."""
+def _tests(group: SeedGroup) -> dict[int, list[float]]:
+    """Return each client's test examples by class, of a run alone: seeds may divide data anew."""
+    return group.runs[0].tests if len(group.runs) == 1 else {}
+
+
+def _heading(figure: str, target: str) -> Name:
+    """Return the heading of a figure of targets; an error is in the unit of its target."""
     found = metric(figure)
     title = f"{found.title}\u00a0%" if found.unit else found.title
-    return Name(title, "own test data", found.meaning)
+    unit = f", in the unit of {target}" if target and figure in IN_UNITS else ""
+    return Name(title, f"own test data{unit}", found.meaning)
 
 
 def main_of(has: Iterable[str | int]) -> str:
@@ -97,14 +113,33 @@ def how_apart(groups: Sequence[SeedGroup]) -> Iterator[str]:
         yield f"{whose}: {said}."
 
 
-def _text(what: str | int, spread: Spread | None) -> str:
-    """Return one cell; shares are percentages, with the deviation where seeds are merged."""
+def _text(what: str | int, spread: Spread | None, tests: Sequence[float]) -> str:
+    """Return one cell; shares are percentages, with the deviation where seeds are merged.
+
+    ``tests`` are test examples by class; a share of a known number of them has an interval.
+    """
+    if what == "tests":
+        return f"{sum(tests):.0f}" if tests else "–"
     if spread is None:
         return "–"
     if isinstance(what, str) and what != "accuracy" and not (what in FIGURES and metric(what).unit):
         return f"{spread.mean:.4g}"
     more = f" ± {100 * spread.std:.1f}" if spread.n > 1 else ""
-    return f"{100 * spread.mean:.1f}{more}"
+    text = f"{100 * spread.mean:.1f}{more}"
+    n = sum(tests[what : what + 1] if isinstance(what, int) else tests)
+    if not n or what in FIGURES:
+        return text
+    low, high = wilson(spread.mean, n)
+    return f"{text} of {n:.0f} [{100 * low:.1f}, {100 * high:.1f}]"
+
+
+def wilson(share: float, n: float) -> tuple[float, float]:
+    """Return the 95 % interval of a share of n (Wilson, JASA 22, 1927)."""
+    middle, width = (
+        share + Z**2 / (2 * n),
+        Z * math.sqrt(share * (1 - share) / n + (Z / n) ** 2 / 4),
+    )
+    return (max(0.0, middle - width) / (1 + Z**2 / n), (middle + width) / (1 + Z**2 / n))
 
 
 def _called(group: SeedGroup, client: int) -> str:

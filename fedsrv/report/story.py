@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
+from fedmodels.numerics.metric_names import OF_FIGURE
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.printable import bytes_text, printable
 from fedsrv.report import quantities as q
@@ -15,6 +16,7 @@ from fedsrv.report.comparison import (
     is_no_better,
     least_of,
     main_metrics,
+    who_chooses,
 )
 from fedsrv.report.frame import MIN_SEEDS, SeedGroup, rare_classes
 from fedsrv.report.panels import lines_of_plugins, listed
@@ -85,6 +87,9 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     first = best_group(groups, name)
     if first is not None:
         yield f"{first} is better than every other in a paired test over seeds."
+        if OF_FIGURE.fullmatch(name) is None:
+            chosen = who_chooses([(group.label, group.runs[0].chooses_among) for group in groups])
+            yield from filter(None, [chosen])
     elif all(len(group.runs) == 1 for group in groups):
         yield "With one seed each, no test says whether such differences are chance."
     elif _seeds_of_all(groups) < MIN_SEEDS:

@@ -31,6 +31,8 @@ KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
 """Of pictures: the type, and how such a file begins."""
 MAX = sys.float_info.max
 """Largest finite float; a file may hold larger integers."""
+TARGETS = ("target", "labels", "label")
+"""Keys of ``[data.columns]`` that name what is predicted."""
 MAX_OF_A_RARE = 0.75
 """Of the examples of the most frequent class; a class with more is not rare."""
 
@@ -147,10 +149,38 @@ class RunRecord:
         return rounds if self.is_finished else f"{rounds}, not finished"
 
     def title(self) -> str:
-        """Return one line that says what this run is."""
+        """Return one line that says what this run is: method, data, scenario, target, clients."""
         data = self.summary.get("data") or short_name(str(self.setting("data.name") or ""))
-        where = f"{self.method} on {printable(str(data))}" if data else self.method
-        return f"{where}, {self.kind}" if self.kind else where
+        parts = [f"{self.method} on {data}" if data else self.method, self.kind]
+        if target := self.target:
+            parts.append(f"predicting {target}")
+        clients = number(self.setting("schedule.clients"))
+        parts.append("" if clients is None else f"{clients:.0f} client{'s' * (clients != 1)}")
+        return printable(", ".join(filter(None, parts)))
+
+    @property
+    def target(self) -> str:
+        """Return the columns of a table that are predicted, as the config names them."""
+        found = next(filter(None, (self.setting(f"data.columns.{key}") for key in TARGETS)), "")
+        return ", ".join(map(str, found)) if isinstance(found, list) else str(found)
+
+    @property
+    def chooses_among(self) -> str:
+        """Return among which classes the method's rule chooses; empty where no summary says so."""
+        found = self.summary.get("chooses_among")
+        return found if found in ("all classes", "classes met") else ""
+
+    @property
+    def tests(self) -> dict[int, list[float]]:
+        """Return the test examples behind each client's scores, by class; empty if not known."""
+        if not self.is_finished or self.setting("evaluate.last_tasks") is not None:
+            return {}
+        found = table(self._data.get("tests"))
+        return {
+            int(key): [number(count, 0.0) for count in counts]
+            for key, counts in found.items()
+            if str(key).isdecimal() and isinstance(counts, list)
+        }
 
     def metrics(self) -> dict[str, float]:
         """Return the summary's metrics, or the last value of each while the run is going on."""

@@ -241,6 +241,9 @@ class _Axes:
         low, high = min(ends), max(ends)
         if is_bars or chart.unit in ("bytes", "seconds"):
             low, high = min(low, 0.0), max(high, 0.0)
+        if chart.unit == "percent":  # parts of a whole; a deviation beyond is cut off
+            means = [s.mean for line in chart.values.values() for s in line.values()]
+            low, high = min(*means, 0.0), max(*means, 1.0)
         y_ticks = ticks(low, high)
         y0, y1 = min(low, y_ticks[0]), max(high, y_ticks[-1])
         marked = [(y, _round(y, chart.unit)) for y in y_ticks]
@@ -267,7 +270,8 @@ class _Axes:
         return self.left + (value - self.x0) / (self.x1 - self.x0) * (WIDTH - self.left - RIGHT)
 
     def y(self, value: float) -> float:
-        """Return how far down a value lies."""
+        """Return how far down a value lies, at an end of the axis if it is beyond."""
+        value = min(max(value, self.y0), self.y1)
         return TOP + (self.y1 - value) / (self.y1 - self.y0) * HEIGHT
 
     def frame(self, chart: Chart) -> Iterator[str]:
@@ -483,7 +487,7 @@ def _numbers_in(
     cells: Mapping[tuple[Any, Any], Spread], unit: Unit, wide: float
 ) -> dict[tuple[Any, Any], str]:
     """Return what stands in cells of this width: fewer digits where they are narrow, or nothing."""
-    for digits in (1, 0) if unit == "percent" else (1,):
+    for digits in (1, 0) if unit in ("percent", "points") else (1,):
         found = {at: _in_a_cell(spread.mean, unit, digits) for at, spread in cells.items()}
         if max(map(len, found.values())) * LETTER * SMALL / 9.5 + 2 <= wide:
             return found
@@ -493,7 +497,7 @@ def _numbers_in(
 def _in_a_cell(value: float, unit: Unit, digits: int) -> str:
     if value >= 1 and value == int(value) and not unit:
         return f"{value:.0f}"
-    if unit == "percent":
+    if unit in ("percent", "points"):
         return f"{100 * value:.{digits}f}".removesuffix(".0")
     return f"{value:.2f}" if value else "0"
 
@@ -542,7 +546,7 @@ def _said(spread: Spread, unit: Unit) -> str:
 
 
 def _round(value: float, unit: Unit) -> str:
-    return text_of(value, unit).replace(".0 %", " %")
+    return text_of(value, unit).replace(".0 ", " ")
 
 
 def _short(text: str, most: int = LONGEST_NAME) -> str:

@@ -66,13 +66,16 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
 
 
-Unit = Literal["percent", "bytes", "seconds", ""]
+Unit = Literal["percent", "points", "bytes", "seconds", ""]
+"""``percent`` of a whole, drawn from 0 to 100; ``points`` are differences of such."""
 
 
 def text_of(value: float, unit: Unit = "") -> str:
     """Return a number in a few digits, with its unit."""
     if unit == "percent":
         return f"{100 * value:.1f} %"
+    if unit == "points":
+        return f"{100 * value:.1f} points"
     if unit == "bytes":
         return bytes_text(value)
     return f"{value:.4g} s" if unit else f"{value:.4g}"

@@ -91,6 +91,17 @@ def test_bars_stand_on_zero_and_say_their_values():
     assert "<title>a, task 1: 100.0 %</title>" in svg(chart)
 
 
+def test_an_axis_of_accuracies_goes_from_0_to_100_percent():
+    """One from 77 to 82 % made a point look like everything; of points themselves, it may."""
+    line = {"a": {1: Spread(0.79, 0.3, 3), 2: Spread(0.8, 0.3, 3)}}
+    accuracy = svg(Chart("c", "lines", line, "round", "accuracy", "percent"))
+    assert {"0 %", "100 %"} <= {*texts(accuracy)}
+    assert not {"120 %", "-20 %"} & {*texts(accuracy)}, "of a deviation"
+    lost = texts(svg(Chart("c", "lines", {"a": of(0.01, 0.03)}, "round", "lost", "points")))
+    assert "100 points" not in lost
+    assert "3 points" in lost
+
+
 def test_too_many_bars_are_a_curve_in_the_order_of_values():
     drawn = svg(Chart("c", "bars", {"up": of(*range(MAX_BARS, -1, -1))}, "client", "bytes"))
     assert not marks(drawn, "rect")

@@ -53,6 +53,7 @@ class FedProto(FedAvg):
 
     citation: ClassVar[str] = "Tan et al., AAAI 2022"
     private: ClassVar[tuple[str, ...]] = ("",)  # all weights
+    rules_of_met: ClassVar[tuple[str, ...]] = ("nearest",)
 
     lam: NonNegative = 1.0
     """Weight of the pull; 0 is Local-only."""

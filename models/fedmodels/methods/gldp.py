@@ -62,6 +62,7 @@ class Gldp(FedAvg):
     citation: ClassVar[str] = "Guo et al., 2025"
     private: ClassVar[tuple[str, ...]] = ("head/",)
     has_global_head: ClassVar[bool] = False
+    rules_of_met: ClassVar[tuple[str, ...]] = ("gldp_gp", "gldp_lp")
 
     lam: Share = 0.5
     """Weight of the local prototype loss; the global one has 1 - lam."""

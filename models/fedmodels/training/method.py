@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -56,6 +56,8 @@ class Method(ABC):
     """The examples that clients train on: those of the order's ``task``, or of the ``history`` of
     all tasks so far. With ``memory`` something stands in for earlier tasks, whose data the method
     must not see; with ``replay`` it is generated examples, which count as examples."""
+    rules_of_met: ClassVar[tuple[str, ...]] = ()
+    """Rules that choose among the classes that a client has met; others choose among all."""
     # --- what there is to score ----------------------------------------------------------------
 
     @property
@@ -70,6 +72,11 @@ class Method(ABC):
         Trained models predict by the first one. ``classifier`` is the net.
         """
         return ("classifier",)
+
+    @property
+    def chooses_among(self) -> Literal["all classes", "classes met"]:
+        """Return the classes among which the method's own rule chooses."""
+        return "classes met" if self.rules[0] in self.rules_of_met else "all classes"
 
     # --- server half ---------------------------------------------------------------------------
 

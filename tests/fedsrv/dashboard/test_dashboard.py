@@ -316,6 +316,33 @@ def test_figures_of_targets_have_charts_and_columns_beside_who_knows_nothing(tmp
     ] == "8"  # fmt: skip
 
 
+def test_a_run_on_own_data_has_one_table_of_sites(tmp_path):
+    """State, accuracy, recall and live model of a site stood in two tables."""
+    views = {"global": {"accuracy": 0.75, "classes": [0.5, 1.0]}}
+    row = {
+        "round": 0,
+        "metrics": {"a_loc": 0.75},
+        "clients": {"0": {"views": views}, "1": {"views": views}},
+    }
+    (tmp_path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "data.json").write_text(
+        json.dumps({"clients": {"1": "Ost"}, "classes": ["a", "b"]})
+    )
+    (tmp_path / "clients/1/model").mkdir(parents=True)
+    (tmp_path / "clients/1/model/status.json").write_text('{"last": "live is round 1"}')
+    page = LivePage(tmp_path)
+    page.take(Event("joined", "1"))
+    page.take(Event("note", detail={"line": "of the guard"}))
+    found = html.unescape(page.html())
+    assert "<h2>Sites</h2>" in found
+    assert len(re.findall(r'<th scope="row">(?:0|1 <small>Ost</small>)</th>', found)) == 2
+    ost = found.partition("<small>Ost</small>")[2].partition("</tr>")[0]
+    assert [cell in ost for cell in ("75.0", "50.0", "100.0", "live is round 1")] == [True] * 4
+    before, _, after = found.partition("<details><summary>1 note</summary>")
+    assert "of the guard" not in before
+    assert "of the guard" in after
+
+
 def test_of_many_clients_those_that_failed_or_spoke_last_have_rows(tmp_path):
     moved = {str(c): {"down": 0, "up": 1000 * c} for c in range(10_000)}
     row = {"interaction": 0, "clients": {}, "bytes": {"per_client": moved}}

@@ -33,9 +33,13 @@ from fedsrv.engine.summary import accuracy_lost
 from fedsrv.report import quantities
 from fedsrv.report import tables as report
 from fedsrv.report.frame import difference, group_runs
+from fedsrv.report.page import Section
+from fedsrv.report.page import page as whole_page
 from fedsrv.report.panels import of_uploads
 from fedsrv.report.quantities import by_task, view_name
 from fedsrv.report.story import story
+from fedsrv.report.table import Name
+from fedsrv.report.table import Table as ReportTable
 from fedsrv.state.run_record import read_run
 from tests.conftest import records_of
 
@@ -178,7 +182,7 @@ def headings(page: str) -> list[str]:
 def test_final_table_shows_metrics_and_cost(tmp_path):
     run = write_run(tmp_path / "run", seed=3, kind="replay_gradual")
     text = text_of(report.final_table(run))
-    assert "gldp on digits, replay_gradual, seed 3: 4 rounds" in text
+    assert "gldp on digits, replay_gradual, 3 clients, seed 3: 4 rounds" in text
     assert line_of(text, label("a_glo")) == ["83.00"]
     assert line_of(text, label("afm")) == ["5.00"]
     assert line_of(text, "bytes up") == ["4.56 kB"]
@@ -875,6 +879,71 @@ def test_each_site_and_class_stands_before_the_folds(tmp_path, capsys):
     assert "client Ost" in capsys.readouterr().out.partition("By site")[0]
     dealt = write_run(tmp_path / "dealt", clients=2)
     assert "recall" not in page_of(tmp_path, dealt).partition("<details>")[0]
+
+
+def test_a_sites_share_says_of_how_many_examples_it_is(tmp_path):
+    """A recall of 100 % rested on 8 rows. The interval of 8 of 8 is that of Wilson's table."""
+    path = write_run(
+        tmp_path / "run", kind="", rounds=1, tasks=1, clients=2, metrics={"a_loc": 1.0},
+        config={"data": {"name": "table", "columns": {"label": "colour"}}},
+    )  # fmt: skip
+    (row,) = records_of(path)
+    for client in ("0", "1"):
+        view = {"accuracy": 1.0, "classes": [1.0, 1.0]}
+        row["clients"][client] = {"views": {"global": view}}
+    (path / "rounds.jsonl").write_text(json.dumps(row) + "\n")
+    facts = {"classes": ["red", "green"], "tests": {"0": [8, 92], "1": [0, 0]}}
+    (path / "data.json").write_text(json.dumps(facts))
+    found = page_of(tmp_path, path).partition("<details>")[0]
+    assert "100.0 of 8 [67.6, 100.0]" in found
+    assert "100.0 of 100 [96.3, 100.0]" in found
+    assert "in brackets the 95 % confidence interval" in found
+    assert "<title>gldp on digits, predicting colour, 2 clients</title>" in found
+
+
+def test_a_dash_is_explained(tmp_path):
+    metrics = {"a_glo": 0.5, "forgetting": 0.1}
+    runs = [
+        write_run(tmp_path / "whole", kind="", metrics={"a_loc": 0.5, **metrics}),
+        write_run(tmp_path / "local", kind="", method="local", metrics={"a_loc": 0.6}),
+    ]
+    said = text_of(report.compare([read_run(run) for run in runs]))
+    said = " ".join(said.split())
+    assert "global model, clients' test data: no global model was scored" in said
+    assert "forgetting: it needs a second task" in said
+    assert "A dash" not in text_of(report.compare([read_run(runs[1])]))
+
+
+@pytest.mark.parametrize(
+    ("among", "said"),
+    [
+        (("classes met", "all classes"), "gldp: chosen among the classes that a client has met; "),
+        (("all classes", "all classes"), "Each chooses among all classes."),
+        (("classes met", ""), ""),
+    ],
+)
+def test_a_verdict_says_among_which_classes_each_chooses(tmp_path, among, said):
+    for method, mean, own in zip(("gldp", "fedavg"), (0.9, 0.5), among, strict=True):
+        for seed in range(3):
+            metrics = {"a_loc": mean + seed / 1000}
+            run = write_run(
+                tmp_path / f"{method}-{seed}", method=method, seed=seed, metrics=metrics
+            )
+            summary = json.loads((run / "summary.json").read_text()) | {"chooses_among": own}
+            (run / "summary.json").write_text(json.dumps(summary))
+    found = story(group_runs(map(read_run, sorted(tmp_path.iterdir()))))
+    assert "gldp is better than every other in a paired test over seeds." in found
+    assert any(said in line for line in found if "choose" in line or "chosen" in line) == bool(said)
+
+
+def test_the_page_of_a_sweep_has_one_summary_table(tmp_path):
+    """The table of the sweep stands in place of the report's: both had a row for each method."""
+    groups = group_runs([read_run(write_run(tmp_path / "run"))])
+    table = ReportTable([Name("A")], [Name("gldp")], [["80.00"]])
+    assert whole_page(groups).partition("<details>")[0].count("<table>") == 1
+    found = whole_page(groups, [Section("The sweep's columns", "", [], [table])])
+    assert found.partition("<details>")[0].count("<table>") == 1
+    assert ">80.00</td>" in found
 
 
 def test_names_stand_in_place_of_numbers(tmp_path):
