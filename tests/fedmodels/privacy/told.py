@@ -117,7 +117,8 @@ config:
   record.privacy.delta record.privacy.releases record.privacy.clip *.metrics.epsilon
   record.privacy.epsilon_renyi
   record.privacy.epsilon summary.privacy.* summary.format summary.method summary.data
-  summary.scenario summary.seed summary.compute.* event.listening.* event.commit.privacy.*
+  summary.scenario summary.seed summary.chooses_among summary.compute.*
+  event.listening.* event.commit.privacy.*
   event.forecast.*
   summary.figures_missing.* record.definitions summary.definitions
 answer:

@@ -104,6 +104,7 @@ def test_reports_can_read_what_clients_announced(tmp_path):
     assert json.loads((tmp_path / "run" / "data.json").read_text()) == {
         "classes": ["cat", "dog"],
         "examples": [12, 6],
+        "tests": {"0": [1, 1], "1": [1, 1]},
         "rare": [1],
         "guesses": {"chance": 0.5, "own": 0.5, "all": 0.5},
         "again": {},
