@@ -17,7 +17,7 @@ from torch import Tensor
 from fedcli.data.store.stream import Examples
 from fedcli.parts.kept_models import described
 from fedcli.runtime.client_part import Client, ClientPart, Scored, Training
-from fedcli.runtime.deployed import AFTER, DIGEST, Deployed
+from fedcli.runtime.deployed import AFTER, DIGEST, STAGE, Deployed
 from fedcli.runtime.reporting import tell
 from fedmodels.errors import FedtideError
 from fedmodels.nets.split import SplitNet
@@ -134,8 +134,10 @@ class Deployment(ClientPart):
             if self.deployed.refuse(digest, f"refused {line}"):
                 tell("refused", self.client.client, f" refuses {line}", order)
             return
-        header = {**header, DIGEST: digest, AFTER: str(after)}
-        if self.deployed.go_live(weights, header, before, f"live is {line}"):
+        task = order.tasks_seen or order.task + 1
+        header = {**header, DIGEST: digest, AFTER: str(after), STAGE: str(task)}
+        room = self.how.keep_mb << 20
+        if self.deployed.go_live(weights, header, before, f"live is {line}", room):
             tell("deployed", self.client.client, f" serves {line}", order)
 
     def _live(self, digest: str) -> SplitNet | None:

@@ -223,8 +223,16 @@ def rollback(
     release: Annotated[
         bool, typer.Option("--release", help="Let later models go live again, and change nothing.")
     ] = False,
+    to: Annotated[
+        str,
+        typer.Option(
+            metavar="12|task-3|2026-11-29",
+            help="An earlier one: of a round, the last one of a task, or the one that was live at "
+            "a time in UTC (2026-11-29T10:15).",
+        ),
+    ] = "",
 ) -> None:
-    """Put the model before the live one live again, and hold it until --release."""
+    """Put an earlier model live again, by default the one before, and hold it until --release."""
     from fedcli.prediction import places_of
     from fedcli.runtime.deployed import Deployed
 
@@ -236,11 +244,13 @@ def rollback(
             "directory"
         )
     again = f"fedcli rollback --run {run} --client {client} --release"
+    if release and to:
+        raise ConfigError("--release lets later models go live, and --to puts one back: give one")
     if release:
         held = deployed.release()
         typer.echo("later models go live again" if held else "no roll-back holds the live model")
         return
-    typer.echo(f"client {client} is {deployed.roll_back()}; no other goes live until: {again}")
+    typer.echo(f"client {client} is {deployed.roll_back(to)}; no other goes live until: {again}")
 
 
 def whose_model(

@@ -216,6 +216,11 @@ def test_a_start_killed_before_it_wrote_its_config_is_begun_again(done, tmp_path
             fedtide.run(TINY, out=tmp_path / "run", backend="inprocess")
     assert (left / "run.db").exists()
     assert not (left / "config.toml").exists()
+    other = {**TINY, "training": {**TINY.get("training", {}), "lr": 0.123}}
+    with pytest.raises(ConfigError) as refused:
+        fedtide.run(other, out=left, backend="inprocess")
+    assert "differs in training.lr. Resume with the config that it was" in str(refused.value)
+    assert "its start ended before it wrote config.toml" in str(refused.value)
     again = fedtide.run(TINY, out=left, backend="inprocess")
     assert again.summary["state_sha256"] == done.summary["state_sha256"]
     with pytest.raises(ConfigError, match="already holds a run"):

@@ -80,9 +80,15 @@ def another_config(run: Path, changed: Sequence[str], now: Experiment) -> Config
         )
     elif "schedule.rounds" in changed:
         why = "; rounds may be added where every round visits every task, and never taken away"
+    file = run / "config.toml"
+    advice = f"Resume with the config in {file}"
+    if not file.exists():
+        advice = (
+            "Resume with the config that it was begun with, or give another directory: its start "
+            "ended before it wrote config.toml"
+        )
     return ConfigError(
-        f"{run} was begun with another config; it differs in {', '.join(changed)}{why}. Resume "
-        f"with the config in {run / 'config.toml'}"
+        f"{run} was begun with another config; it differs in {', '.join(changed)}{why}. {advice}"
     )
 
 

@@ -24,6 +24,10 @@ class Deploy(StrictTable):
     """A new model goes live with an accuracy this much lower than the live one's; with more than 0,
     models may get worse step by step."""
 
+    keep_mb: Annotated[int, Field(ge=0, le=10_000)] = 256
+    """MiB of earlier live models that a client keeps for ``fedcli rollback --to``, beside the live
+    one and the one before; the last model of each task is kept longest."""
+
     @model_validator(mode="after")
     def _tolerance_has_a_guard(self) -> Deploy:
         if self.guard == "none" and self.differs("tolerance"):
