@@ -233,6 +233,10 @@ Stays = Annotated[
         "STATE_DIR/<run>.",
     ),
 ]
+AtOnce = Annotated[
+    int,
+    typer.Option(min=1, max=16, help="With --stay: in how many runs to take part side by side."),
+]
 SeenRun = Annotated[str, typer.Option("--run-id", hidden=True)]
 """The run that a site which stays has seen, and no other."""
 ForecastTold = Annotated[Path | None, typer.Option("--told", hidden=True)]
@@ -282,6 +286,7 @@ def join(
     scores: Scores = None,
     rules: RulesOf = None,
     stay: Stays = False,
+    at_once: AtOnce = 4,
     run_id: SeenRun = "",
     tls_ca: Authority = None,
     tls_cert: Certificate = None,

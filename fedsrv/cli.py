@@ -18,8 +18,8 @@ import typer
 from fedmodels.commands import forget_options, run_command
 from fedmodels.errors import ConfigError, FedtideError, Interrupted
 from fedmodels.log_lines import LogLevel
-from fedmodels.machine import end_on_sigterm, set_by_sigterm
-from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program, words_of
+from fedmodels.machine import set_by_sigterm
+from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
 from fedmodels.plugins import usable
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
@@ -28,7 +28,6 @@ from fedsrv.commands.catalogue import methods, metrics, nets, plugins, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.lineage import lineage
-from fedsrv.commands.queue import queue_app
 from fedsrv.commands.relay import relay
 from fedsrv.commands.watchers import place_of, wanted, with_watchers
 from fedsrv.commands.watching import watching_app
@@ -53,7 +52,6 @@ app.add_typer(watching_app)
 app.add_typer(audit_app)
 app.add_typer(doctor_app)
 app.add_typer(backup_app)
-app.add_typer(queue_app)
 for further in usable("fedsrv.commands"):
     app.add_typer(further)
 
@@ -110,6 +108,8 @@ def serve(
     tls_client_ca: options.ClientAuthority = None,
     tls_crl: options.RevokedCallers = None,
     insecure: options.Insecure = False,
+    at_once: options.AtOnce = 4,
+    wait_for_sites: options.WaitForSites = 3600.0,
     evaluator: options.AwaitsEvaluator = False,
     server_data: options.OwnExamples = None,
     events: options.PrintsEvents = False,
@@ -118,16 +118,16 @@ def serve(
     as_json: AsJson = False,
     watched: Mapping[str, str] = NONE,
 ) -> None:
-    """Serve one run: the coordinator alone; or the runs of a queue, one after the other."""
+    """Serve one run: the coordinator alone; or the runs of a queue, side by side."""
     options.set_up(quiet, log_level, as_json)
     if config.is_dir():
-        _serve_queue(context, config)
+        _serve_queue(context, config, watched)
     aside = options.check_without(without, resume)
     gone = options.check_without(forget, resume, "--forget")
     experiment = _experiment_of(config, sets or (), out if resume else None)
-    from fedsrv.coordinator import Listen
     from fedsrv.coordinator import serve as serve_run
     from fedsrv.event_lines import EventPrinter
+    from fedsrv.identity.listen import Listen
 
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -165,19 +165,16 @@ def _experiment_of(config: Path, sets: Sequence[str], resumed: Path | None) -> E
     return read_resumed(config, sets, resumed)
 
 
-def _serve_queue(context: typer.Context, queue: Path) -> NoReturn:
+def _serve_queue(context: typer.Context, queue: Path, watched: Mapping[str, str]) -> NoReturn:
     """Serve the runs of a queue by the options of ``serve``; or ConfigError for one of one run."""
-    from fedsrv.run_queue import serve_all
-
     of_one = ("out", "resume", "without", "forget", "sets", "evaluator", "server_data", "events")
     for option in context.command.params:
         given = context.params.get(option.name or "")
         if option.name in of_one and given and given != option.get_default(context):
             raise ConfigError(f"{queue} is a queue of runs, and {option.opts[0]} is for one run")
-    if str(context.params["listen"]).endswith(":0"):
-        raise ConfigError("a queue needs a port that sites know: --listen HOST:PORT")
-    end_on_sigterm()
-    serve_all(queue, words_of(context))
+    for serve_all in usable("fedsrv.queues"):
+        serve_all(queue, context, watched)
+    raise ConfigError(f"{queue} is a directory, and no plugin that serves queues is installed")
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from fedmodels.errors import LinkError
 from fedmodels.printable import printable
 from fedmodels.run_classes import ClassChange
 from fedmodels.times import CONNECT_S, HEALTH_S, REFUSED_AGAIN_S, REFUSED_S
-from fedpb import SERVICE
+from fedpb import FRONT, SERVICE
 from fedpb.unreachable import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.events import Event
@@ -35,7 +35,7 @@ def _line_of(error: grpc.RpcError) -> str:
     return f"{line} ({error.code().name})"
 
 
-def _health(
+def await_answer(
     channel: grpc.Channel,
     address: str,
     credentials: grpc.ChannelCredentials | None,
@@ -91,7 +91,7 @@ def watched(
     with caller_channel(address, credentials) as channel:
         patience = connect_s if seconds is None else REFUSED_S
         with suppress(grpc.RpcError):  # another code is an answer
-            _health(channel, address, credentials, connect_s, patience)
+            await_answer(channel, address, credentials, connect_s, patience)
         watch: Any = channel.unary_stream(
             f"/{SERVICE}/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
         )
@@ -107,6 +107,46 @@ def watched(
                 raise LinkError(f"watching {address}: {_line_of(error)}") from None
 
 
+def ask_front(
+    address: str,
+    credentials: grpc.ChannelCredentials | None,
+    name: str,
+    request: Any,
+    reply: Any,
+    within_s: float = CONNECT_S,
+) -> Any:
+    """Make a call to the front of a queue; return None where a run's coordinator answers instead.
+
+    Args:
+        address: HOST:PORT.
+        credentials: of the caller, where it serves TLS.
+        name: of the call.
+        request: its message.
+        reply: the kind of message that comes back.
+        within_s: how long the answer may take, once somebody is there.
+
+    Raises:
+        LinkError: nobody answers, the front refuses, or its certificate is not trusted.
+    """
+    with caller_channel(address, credentials) as channel:
+        call: Any = channel.unary_unary(
+            f"/{FRONT}/{name}", type(request).SerializeToString, reply.FromString
+        )
+        with suppress(grpc.RpcError):  # another code is an answer
+            await_answer(channel, address, credentials, CONNECT_S, REFUSED_S)
+        try:
+            return call(request, timeout=within_s)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                return None
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise LinkError(
+                    f"{address} did not answer {name} within {within_s:g} s, and may have done it: "
+                    f"fedsrv status {address} shows its runs"
+                ) from None
+            raise LinkError(f"{address}: {_line_of(error)}") from None
+
+
 def check_health(
     address: str, credentials: grpc.ChannelCredentials | None = None, within_s: float = HEALTH_S
 ) -> None:
@@ -117,7 +157,7 @@ def check_health(
     """
     with caller_channel(address, credentials) as channel:
         try:
-            answer = _health(channel, address, credentials, within_s, REFUSED_S)
+            answer = await_answer(channel, address, credentials, within_s, REFUSED_S)
         except grpc.RpcError as error:
             raise LinkError(f"no health of {address}: {error.code().name}") from None
     if answer.status != health_pb2.HealthCheckResponse.SERVING:
@@ -171,7 +211,7 @@ def steer(
             f"/{SERVICE}/Steer", rpc.SteerRequest.SerializeToString, rpc.SteerResponse.FromString
         )
         with suppress(grpc.RpcError):  # another code is an answer
-            _health(channel, address, credentials, within_s, REFUSED_S)
+            await_answer(channel, address, credentials, within_s, REFUSED_S)
         try:
             answer = call(request, timeout=within_s, wait_for_ready=True)
         except grpc.RpcError as error:

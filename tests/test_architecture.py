@@ -32,6 +32,9 @@ GRPC_FILES = {
     "fedsrv/relay/service.py",
     "fedsrv/relay/uplink.py",
     "fedsrv/transport/server.py",
+    "fedsrv/transport/listening.py",
+    "fedplugins/queues/service.py",
+    "fedplugins/queues/reaching.py",
     "fedsrv/transport/service.py",
     "fedsrv/identity/enrolment.py",
     "fedsrv/identity/certificate_guard.py",
@@ -102,7 +105,7 @@ ROOMS = {
         "trained_models", "begin_from", "run_status", "event_lines", "engine",
         "traces", "parts",
         "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
-        "net_catalogue", "config_schema", "export", "run_queue", "commands",
+        "net_catalogue", "config_schema", "export", "commands",
         "launch", "cli", "__main__",
     ),
     "fedcli": (
@@ -110,7 +113,7 @@ ROOMS = {
         "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
-    "fedplugins": ("baselines", "drift", "methods", "studies", "trackers"),
+    "fedplugins": ("baselines", "drift", "methods", "queues", "studies", "trackers"),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))

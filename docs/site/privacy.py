@@ -45,7 +45,7 @@ class Seen:
 Fields = dict[str, Seen]
 TEXT, FIELDS = (ROOT / "docs" / "site" / name for name in ("privacy.txt", "privacy_fields.txt"))
 """What stands around the tables, and what each field of a message tells."""
-OPERATORS = ("Watch", "Steer")
+OPERATORS = ("Watch", "Steer", "ListRuns", "SubmitRun", "WithdrawRun")
 """Calls that no client makes."""
 CLASSES, WIDTH = 10, 16
 """K and D of the runs behind the page."""

@@ -25,7 +25,7 @@ from google.protobuf.descriptor_pb2 import (
 PROTO = Path(__file__).parents[2] / "proto"
 PROTOC = Path(sys.prefix) / "protoc"
 """Where ``make setup`` puts the compiler."""
-FILES = ("coordinator", "enrolment", "bundle", "description", "table")
+FILES = ("coordinator", "enrolment", "front", "bundle", "description", "table")
 HEAD = """# The schema
 
 Every call, message and field of the package `fedpb.v1`. This page is generated from

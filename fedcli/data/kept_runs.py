@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from fedmodels.files import write_atomically
@@ -24,7 +24,12 @@ GROWN = "own-data/*/*/task-*/source.json"
 log = logging.getLogger(__name__)
 
 
-def make_room(states: Path, run: str, now: Callable[[], float] = time.time) -> None:
+def make_room(
+    states: Path,
+    run: str,
+    now: Callable[[], float] = time.time,
+    under_way: Collection[str] = (),
+) -> None:
     """Note that a run is joined, and remove the states of those that were joined long ago.
 
     A directory that the site did not begin itself stays, and one to which tasks were added.
@@ -33,10 +38,12 @@ def make_room(states: Path, run: str, now: Callable[[], float] = time.time) -> N
         states: where each run has a directory.
         run: the one that is joined now.
         now: the time, in seconds.
+        under_way: runs in which the site takes part meanwhile; theirs stay.
     """
     known = _joined(states)
     known.pop(run, None)
-    kept = list(known)[-(KEPT - 1) :]
+    last = list(known)[-(KEPT - 1) :]
+    kept = [one for one in known if one in last or one in under_way]
     for old in (one for one in known if one not in kept):
         if any((states / old).glob(GROWN)):
             log.warning("run %s: its data in %s have grown, and are kept", old, states / old)

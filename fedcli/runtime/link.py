@@ -32,7 +32,7 @@ from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.times import LEAVE_S
 from fedpb import PROTOCOL, SERVICE
-from fedpb.channels import channel_options
+from fedpb.channels import channel_options, place_after
 from fedpb.codec import merged
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
@@ -239,6 +239,12 @@ class Link:
             )
         except UploadRefused as error:
             raise ConfigError(str(error)) from None
+        if reply.places:
+            at = place_after(self.address, reply.places[0])
+            raise LinkError(
+                f"{self.address} is the front of a queue: --stay takes part in its runs; one is "
+                f"served at {at}"
+            )
         if reply.run_id and self.run_id not in ("", reply.run_id):
             raise LinkError(f"another run is served at {self.address} than the one that was seen")
         self.run_id = reply.run_id or self.run_id

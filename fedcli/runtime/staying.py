@@ -1,8 +1,10 @@
-"""``fedcli join --stay``: a site that takes part in one run after the other at one address.
+"""``fedcli join --stay``: a site that takes part in the runs that are served at one address.
 
 This process stays small: it imports no torch. It asks now and then which run is served at the
 address, and starts ``fedcli join`` for each new one, with a state directory of the run's own. What
 a site allows is for that process to check, which alone learns of data.
+
+The front of a queue says behind which of its ports runs are served. A site stays at each of them.
 """
 
 from __future__ import annotations
@@ -10,9 +12,12 @@ from __future__ import annotations
 import logging
 import math
 import re
+import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,6 +28,7 @@ from fedcli.data.settled import stamps_in
 from fedcli.gate.rules import Rules
 from fedmodels.config.privacy import LEDGER
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.guarded import Guarded
 from fedmodels.machine import end_on_sigterm
 from fedmodels.options import words_of
 from fedmodels.printable import printable
@@ -30,7 +36,7 @@ from fedmodels.processes import run_program
 from fedmodels.staying import NewRuns, Outcome, pauses
 from fedmodels.times import OVER_S, SITE_LOOK_S
 from fedpb import PROTOCOL, SERVICE
-from fedpb.channels import channel_options
+from fedpb.channels import channel_options, place_after
 from fedpb.told import Door, Passed
 from fedpb.unreachable import in_words
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -38,6 +44,12 @@ from fedpb.v1 import coordinator_pb2 as rpc
 if TYPE_CHECKING:
     import typer
 
+AT_ONCE, MAX_PLACES = 4, 16
+"""In how many runs that are served side by side a site takes part unless it says otherwise; and at
+how many ports behind a front it stays at most."""
+Join = Callable[[str, str, Collection[str], Callable[[], bool]], Outcome]
+"""Takes part in a run, given its address and id, and those of runs in which the site takes part
+meanwhile; as long as that is wanted."""
 LEFT = 1000
 """Runs that this site takes no part in any more, of which it knows so."""
 log = logging.getLogger(__name__)
@@ -51,6 +63,8 @@ class Address:
     client: str
     credentials: Callable[[], grpc.ChannelCredentials | None] = lambda: None
     """Reads those of now: certificates are renewed while a site stays."""
+    on_places: Callable[[Sequence[int]], None] = lambda places: None
+    """Told where runs are served, if the address is that of a queue's front."""
     told: str = field(default="", init=False)
     """What was last said of an address at which no run is served."""
 
@@ -69,10 +83,15 @@ class Address:
                 rpc.PrepareResponse.FromString,
             )
             try:
-                found: str = call(Door().passed(asked), timeout=SITE_LOOK_S).run_id
+                reply = call(Door().passed(asked), timeout=SITE_LOOK_S)
             except grpc.RpcError as error:
                 self._tell(in_words(printable(error.details() or error.code().name)))
                 return None
+        if reply.places:
+            self._tell("its runs are served at ports behind this one")
+            self.on_places(reply.places)
+            return None
+        found: str = reply.run_id
         if not re.fullmatch(r"[0-9a-z-]{8,64}", found):  # it names a directory here
             self._tell("the server does not say which run it serves: is it older?")
             return None
@@ -158,24 +177,138 @@ def stay(context: typer.Context, address: Address, rules: Rules) -> None:
     end_on_sigterm()
     named = (given[name] for name in ("data", "recipe", "rules"))
     paths = [path for path in named if path is not None]
-    each = each_run(address.run, files=lambda: [*map(stamps_in, paths)])
-    run = next(each)
-    while True:
-        run = each.send(_joined(context, run, rules))
+    join = partial(_joined, context, rules)
+    places = Places(address, join, given["at_once"], files=lambda: [*map(stamps_in, paths)])
+    try:
+        places.stay(address)
+    finally:
+        places.leave()
 
 
-def _joined(context: typer.Context, run: str, rules: Rules) -> Outcome:
+class _Left(Exception):
+    """The site leaves: a thread that stays at a port ends."""
+
+
+class Places:
+    """The ports behind that of a queue's front: a thread stays at each."""
+
+    _under_way: Guarded[tuple[str, ...]] = Guarded("_lock")
+    """Runs in which the site takes part."""
+    _unnamed: Guarded[dict[str, float]] = Guarded("_lock")
+    """Since when the front names other ports and not this one, by address; monotonic."""
+
+    def __init__(
+        self,
+        front: Address,
+        join: Join,
+        at_once: int,
+        now: Callable[[], float] = time.monotonic,
+        files: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Stay nowhere yet; ``join`` takes part in a run, in ``at_once`` runs at a time.
+
+        ``files`` are those of :func:`each_run`.
+        """
+        self._front, self._join, self._now, self._files = front, join, now, files
+        self._room = threading.BoundedSemaphore(at_once)
+        self._leaving = threading.Event()
+        self._lock = threading.RLock()
+        self._under_way, self._unnamed = (), {}
+        self._threads: dict[int, threading.Thread] = {}
+        """Of the thread that looks at the front, which alone begins others."""
+        front.on_places = self._stay_at
+
+    def _stay_at(self, places: Sequence[int]) -> None:
+        """Stay at further ports, of which there are few."""
+        named = {place_after(self._front.server, place) for place in places}
+        with self._lock:
+            at = {place_after(self._front.server, place) for place in self._threads} - named
+            self._unnamed = {one: self._unnamed.get(one, self._now()) for one in at}
+        for place in places:
+            stays = self._threads.get(place)
+            if place > MAX_PLACES or (stays is not None and stays.is_alive()):
+                continue
+            server = place_after(self._front.server, place)
+            address = Address(server, self._front.client, self._front.credentials)
+            self._threads[place] = thread = threading.Thread(
+                target=self._stay_until_left, args=(address,), name=f"place-{place}", daemon=True
+            )
+            thread.start()
+
+    def _stay_until_left(self, address: Address) -> None:
+        with suppress(_Left):
+            self.stay(address)
+
+    def stay(self, address: Address) -> NoReturn:
+        """Take part in one run after the other at an address."""
+
+        def run() -> str | None:
+            if self._leaving.is_set():
+                raise _Left
+            return address.run()
+
+        def wait(seconds: float) -> None:
+            self._leaving.wait(seconds)
+
+        each = each_run(run, wait, files=self._files)
+        found = next(each)
+        while True:
+            while not self._room.acquire(timeout=SITE_LOOK_S):
+                run()
+            try:
+                outcome = self._take_part(address.server, found)
+            finally:
+                self._room.release()
+            found = each.send(outcome)
+
+    def _take_part(self, server: str, run: str) -> Outcome:
+        """Take part in a run, until it ends or is served there no more."""
+
+        def is_wanted() -> bool:
+            with self._lock:
+                since = self._unnamed.get(server, math.inf)
+            return not self._leaving.is_set() and self._now() - since < OVER_S
+
+        with self._lock:
+            beside = self._under_way
+            self._under_way = (*beside, run)
+        try:
+            return self._join(server, run, beside, is_wanted)
+        finally:
+            with self._lock:
+                self._under_way = tuple(one for one in self._under_way if one != run)
+
+    def leave(self) -> None:
+        """End the part in all runs, and wait for that."""
+        self._leaving.set()
+        for thread in self._threads.values():
+            thread.join()
+
+
+_MAKING_ROOM = threading.Lock()
+
+
+def _joined(
+    context: typer.Context,
+    rules: Rules,
+    server: str,
+    run: str,
+    beside: Collection[str],
+    is_wanted: Callable[[], bool],
+) -> Outcome:
     """Take part in one run by a process of its own; return how that ended."""
     given = context.params
-    try:
-        make_room(given["state_dir"], run)
-    except (ArchiveError, OSError) as error:
-        log.error("%s", error)
-        return Outcome.LATER
     shown, states = given["show_uploads"], given["state_dir"]
-    now = {"stay": False, "state_dir": states / run, "run_id": run}
+    now = {"stay": False, "at_once": AT_ONCE, "state_dir": states / run, "run_id": run}
+    now |= {"server": server}
     if given["ledger"] is None and rules.counts:  # one for all runs
         now["ledger"] = states.absolute().parent / LEDGER
     if shown not in (None, "-"):
         now["show_uploads"] = Path(shown) / run
-    return Outcome.of(run_program("fedcli", ["join", *words_of(context, **now)]))
+    try:
+        with _MAKING_ROOM:
+            make_room(states, run, under_way=beside)
+        return Outcome.of(run_program("fedcli", ["join", *words_of(context, **now)], is_wanted))
+    except (ArchiveError, OSError) as error:
+        log.error("%s", error)
+        return Outcome.LATER

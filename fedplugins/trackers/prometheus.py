@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 import threading
 import time
 import tomllib
 from collections import deque
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 from fedmodels.errors import ConfigError, pip_line
 from fedmodels.guarded import Guarded
 from fedmodels.http_server import PageServer, Response
-from fedsrv.events import HAS_FAILED, Ending, Event, EventLog
+from fedsrv.events import HAS_FAILED, Ending, Event, EventLog, Hear
 from fedsrv.run_status import RunStatus
 
 PLACES = frozenset({"commit", "finished", "growth", "resting", "resumed", "rollback"})
@@ -23,6 +25,9 @@ PLACES = frozenset({"commit", "finished", "growth", "resting", "resumed", "rollb
 
 LAST_SCRAPE_S = 60.0
 """How long a run's end waits for the scrape that shows it, at most."""
+SHOWN_S = 900.0
+"""How long the figures of a queue's run stay after its end: several scrapes see how it ended."""
+log = logging.getLogger(__name__)
 
 
 class Exporter:
@@ -31,7 +36,6 @@ class Exporter:
     def __init__(self, prometheus: Any, run: Path | None = None) -> None:
         """Declare the metrics; ``prometheus`` is the package ``prometheus_client``."""
         self.registry = prometheus.CollectorRegistry()
-        prometheus.ProcessCollector(registry=self.registry)
         self._run = run
         self._status = RunStatus()
 
@@ -174,13 +178,9 @@ def export(
     Raises:
         ConfigError: the package is missing, or the address cannot be listened on.
     """
-    try:
-        prometheus: Any = importlib.import_module("prometheus_client")
-    except ImportError:
-        raise ConfigError(
-            f"--metrics-port needs a package more: {pip_line('prometheus')}"
-        ) from None
+    prometheus = _package()
     exporter, scrapes = Exporter(prometheus, run), Scrapes()
+    prometheus.ProcessCollector(registry=exporter.registry)
 
     def answer(accept: str) -> Response:
         encode, kind = prometheus.exposition.choose_encoder(accept)
@@ -199,3 +199,84 @@ def export(
         stop()
 
     return end
+
+
+def _package() -> Any:
+    """Return the package ``prometheus_client``; ConfigError where it is missing."""
+    try:
+        return importlib.import_module("prometheus_client")
+    except ImportError:
+        raise ConfigError(
+            f"--metrics-port needs a package more: {pip_line('prometheus')}"
+        ) from None
+
+
+class QueuedRuns:
+    """The metrics of a queue's runs as one collector: each sample says of which run it is."""
+
+    _exporters: Guarded[dict[str, Exporter]] = Guarded("_lock")
+    _ended: Guarded[dict[str, float]] = Guarded("_lock")
+    """When the process of a run ended; its figures stay for a while, so that a scrape sees them."""
+
+    def __init__(self, prometheus: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        self._prometheus, self._clock = prometheus, clock
+        self._lock = threading.RLock()
+        self._exporters, self._ended = {}, {}
+
+    def follow(self, name: str, run: Path | None) -> Hear:
+        """Return what takes in the events of a run; without a directory, its process has ended."""
+        with self._lock:
+            if run is None:
+                self._ended[name] = self._clock()
+                return lambda event: None
+            self._ended.pop(name, None)
+            exporter = self._exporters[name] = Exporter(self._prometheus, run)
+        return exporter.take
+
+    def collect(self) -> list[Any]:
+        """Return the families of all runs, merged by name; runs that ended long ago are dropped."""
+        with self._lock:
+            for name, at in [*self._ended.items()]:
+                if self._clock() - at > SHOWN_S:
+                    del self._ended[name], self._exporters[name]
+            served = len(self._exporters) - len(self._ended)
+            exporters = [*self._exporters.items()]
+        family: Any = importlib.import_module("prometheus_client.core").GaugeMetricFamily
+        runs = family("fedtide_queue_runs_served", "Runs of the queue that are served now.", served)
+        merged: dict[str, Any] = {}
+        for name, exporter in exporters:
+            for family in exporter.registry.collect():
+                samples = [
+                    one._replace(labels={**one.labels, "run": name}) for one in family.samples
+                ]
+                merged.setdefault(family.name, family)
+                if merged[family.name] is family:
+                    family.samples = samples
+                else:
+                    merged[family.name].samples += samples
+        return [runs, *merged.values()]
+
+
+def export_several(
+    host: str, port: int, allowed_hosts: tuple[str, ...] = ()
+) -> tuple[Callable[[str, Path | None], Hear], Ending]:
+    """Serve the metrics of a queue's runs at ``http://HOST:PORT/metrics``.
+
+    Returns:
+        What follows a run, and what ends the page.
+
+    Raises:
+        ConfigError: the package is missing, or the address cannot be listened on.
+    """
+    prometheus = _package()
+    registry, runs = prometheus.CollectorRegistry(), QueuedRuns(prometheus)
+    prometheus.ProcessCollector(registry=registry)
+    registry.register(runs)
+
+    def answer(accept: str) -> Response:
+        encode, kind = prometheus.exposition.choose_encoder(accept)
+        return Response(encode(registry), kind)
+
+    server = PageServer(host, port, {"/metrics": answer, "/": answer}, allowed_hosts=allowed_hosts)
+    log.info("metrics for Prometheus: %smetrics", server.url)
+    return runs.follow, server.begin("metrics")

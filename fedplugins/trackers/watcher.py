@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsrv.commands.watchers import Watcher
+from fedsrv.commands.watchers import Follow, Watcher
 
 if TYPE_CHECKING:
     from fedsrv.events import Ending, EventLog
@@ -17,4 +17,15 @@ def _export(events: EventLog, run: Path, host: str, port: int, allowed: tuple[st
     return export(events, run, host, port, allowed)
 
 
-METRICS = Watcher("--metrics-port", "Metrics for Prometheus; loopback unless HOST:PORT.", _export)
+def _export_several(host: str, port: int, allowed: tuple[str, ...]) -> tuple[Follow, Ending]:
+    from fedplugins.trackers.prometheus import export_several
+
+    return export_several(host, port, allowed)
+
+
+METRICS = Watcher(
+    "--metrics-port",
+    "Metrics for Prometheus; loopback unless HOST:PORT.",
+    _export,
+    _export_several,
+)

@@ -75,6 +75,21 @@ OwnExamples = Annotated[
     Path | None,
     typer.Option(help="Examples of the server's own, for methods that train on them."),
 ]
+AtOnce = Annotated[
+    int,
+    typer.Option(
+        min=1, max=16, metavar="N",
+        help="Of a queue: runs that are served side by side, at the N ports after that of "
+        "--listen, where cores and memory allow.",
+    ),
+]  # fmt: skip
+WaitForSites = Annotated[
+    float,
+    typer.Option(
+        min=1, metavar="SECONDS",
+        help="Of a queue: a run that misses a site for so long lets those that wait go first.",
+    ),
+]  # fmt: skip
 PrintsEvents = Annotated[
     bool, typer.Option(hidden=True, help="Print events; end with standard input.")
 ]

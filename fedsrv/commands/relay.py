@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -59,23 +60,32 @@ def relay(
     """Relay a run to the clients of one place, and send up the sum of their weights."""
     options.set_up(quiet, log_level, as_json)
     from fedmodels.config.places import check_address
+    from fedpb.channels import place_after
     from fedpb.server_check import ServerCheck
-    from fedsrv.coordinator import Listen
     from fedsrv.event_lines import EventPrinter
+    from fedsrv.identity.listen import Listen
     from fedsrv.identity.tls import caller_credentials
     from fedsrv.relay.kept_log import kept_lists
     from fedsrv.relay.relaying import RunGone, Upstream, serve_relay
-    from fedsrv.relay.staying import Ready, relay_runs
+    from fedsrv.relay.staying import Ready, places_behind, relay_runs
 
     ids = range_of(clients)
     check_address(up, "--up")
     of_server, of_clients = kept_lists(audit)
 
     def relay_run(address: str = "", on_ready: Ready = lambda address: None) -> None:
-        above = Upstream(up, caller_credentials(up_ca, up_cert, up_key, "--up"))
+        credentials = caller_credentials(up_ca, up_cert, up_key, "--up")
+        places = partial(places_behind, up, credentials, ids[0])
+        behind = next(iter(places() if stay else ()), 0)
+        server = place_after(up, behind) if behind else up
+
+        def is_served() -> bool:
+            return not (now := places()) or behind in now
+
+        above = Upstream(server, credentials, is_served=is_served if stay else lambda: True)
         if up_crl is not None:
             kept = of_server.read, of_server.keep
-            check = ServerCheck(up, up_ca, up_crl, up_cert, up_key, "--up", kept)
+            check = ServerCheck(server, up_ca, up_crl, up_cert, up_key, "--up", kept)
             above = replace(above, check=check)
         place = Listen.given(address or listen, tls_cert, tls_key, tls_client_ca, insecure, tls_crl)
         if place.revoked is not None:

@@ -16,7 +16,10 @@ from fedmodels.errors import ConfigError
 from fedmodels.plugins import usable
 
 if TYPE_CHECKING:
-    from fedsrv.events import Ending, EventLog
+    from fedsrv.events import Ending, Event, EventLog
+
+
+Follow = Callable[[str, Path | None], Callable[["Event"], object]]
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,9 @@ class Watcher:
     """Serves it, by the events and the directory of a run, at a host and a port, also for those who
     ask by further names, and returns what ends that. It may raise a ConfigError: the place cannot
     be used, or a package is missing."""
+    of_queue: Callable[[str, int, tuple[str, ...]], tuple[Follow, Ending]] | None = None
+    """Serves it for the runs of a queue, at a place likewise. What it returns first follows a run,
+    by its name and directory, and takes in its events; without one, the run's page is dropped."""
 
     @property
     def parameter(self) -> Parameter:
@@ -63,7 +69,15 @@ def _live_page(
     return show(events, run, host, port, allowed)
 
 
-DASHBOARD = Watcher("--dashboard", "A live page of the run; loopback unless HOST:PORT.", _live_page)
+def _live_pages(host: str, port: int, allowed: tuple[str, ...]) -> tuple[Follow, Ending]:
+    from fedsrv.dashboard.live import show_several
+
+    return show_several(host, port, allowed)
+
+
+DASHBOARD = Watcher(
+    "--dashboard", "A live page of the run; loopback unless HOST:PORT.", _live_page, _live_pages
+)
 
 
 @functools.cache
@@ -103,18 +117,29 @@ def wanted(
         ConfigError: a place is none, or other machines reach it and ``insecure`` is not given; or
             names are allowed to ask for no page.
     """
+
+    def follow(
+        watcher: Watcher, host: str, port: int, allowed: tuple[str, ...], events: EventLog
+    ) -> Ending:
+        return watcher.begin(events, run, host, port, allowed)
+
+    return [functools.partial(follow, *asked) for asked in asked_for(watched, insecure)]
+
+
+def asked_for(
+    watched: Mapping[str, str], insecure: bool
+) -> list[tuple[Watcher, str, int, tuple[str, ...]]]:
+    """Return the watchers whose places are given, with host, port and the names allowed to ask.
+
+    Raises:
+        ConfigError: as :func:`wanted`.
+    """
     allowed = tuple(filter(None, watched.get(ALLOWED, "").split(",")))
     if allowed and len(watched) == 1:
         options = " or ".join(watcher.option for watcher in watchers())
         raise ConfigError(f"{ALLOWED} is for {options}, and none is given")
-
-    def follow(watcher: Watcher, host: str, port: int, events: EventLog) -> Ending:
-        return watcher.begin(events, run, host, port, allowed)
-
     return [
-        functools.partial(
-            follow, watcher, *place_of(watched[watcher.option], watcher.option, insecure)
-        )
+        (watcher, *place_of(watched[watcher.option], watcher.option, insecure), allowed)
         for watcher in watchers()
         if watcher.option in watched
     ]

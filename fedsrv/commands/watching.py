@@ -70,16 +70,22 @@ def status(
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Show where a run stands: commits, scores, clients, and what it waits for."""
+    """Show where a run stands: commits, scores, clients, what it waits for; or a queue's runs."""
     from fedmodels.printable import json_text
     from fedsrv.run_status import RunStatus
 
-    is_directory = Path(server).is_dir()
-    found = (
-        RunStatus.of_directory(Path(server))
-        if is_directory
-        else RunStatus.of(_events(server, ca, cert, key, crl, seconds))
-    )
+    if Path(server).is_dir():
+        found = RunStatus.of_directory(Path(server))
+    elif (runs := _queued(server, credentials_of(server, ca, cert, key, crl))) is not None:
+        for run in runs:
+            place = f" at {run['address']}" if run["address"] else ""
+            line = f": {run['doing']}" if run["doing"] else ""
+            typer.echo(json_text(run) if as_json else f"{run['run']}: {run['state']}{place}{line}")
+        if not (runs or as_json):
+            typer.echo("the queue has no runs: fedsrv submit puts one there")
+        return
+    else:
+        found = RunStatus.of(_events(server, ca, cert, key, crl, seconds))
     for line in [json_text(found.to_dict())] if as_json else found.lines():
         typer.echo(line)
 
@@ -123,7 +129,7 @@ def health(
     """Exit with 0 if a coordinator serves; for probes of containers."""
     from fedsrv.watching import check_health
 
-    check_health(server, _credentials(server, ca, cert, key, crl))
+    check_health(server, credentials_of(server, ca, cert, key, crl))
 
 
 @watching_app.command()
@@ -240,7 +246,26 @@ def close(
     typer.echo(f"{server}: the run ends {when}")
 
 
-def _credentials(
+def _queued(server: str, credentials: ChannelCredentials | None) -> list[dict[str, str]] | None:
+    """Return the runs of a queue by the address of its front; None of one run's coordinator."""
+    from fedmodels.printable import printable
+    from fedpb.channels import place_after
+    from fedpb.v1 import front_pb2 as pb
+    from fedsrv.watching import ask_front
+
+    answer = ask_front(server, credentials, "ListRuns", pb.ListRunsRequest(), pb.ListRunsResponse)
+    return answer and [
+        {
+            "run": printable(one.name),
+            "state": printable(one.state),
+            "address": place_after(server, one.place) if one.place else "",
+            "doing": printable(one.line),
+        }
+        for one in answer.runs
+    ]
+
+
+def credentials_of(
     server: str, ca: Path | None, cert: Path | None, key: Path | None, crl: Path | None
 ) -> ChannelCredentials | None:
     """Return a caller's credentials, once the server has shown no revoked certificate."""
@@ -264,7 +289,7 @@ def _steer(
     """Tell a coordinator what an operator wants; return the classes that it tells of."""
     from fedsrv.watching import steer
 
-    return steer(server, _credentials(server, ca, cert, key, crl), **wanted)
+    return steer(server, credentials_of(server, ca, cert, key, crl), **wanted)
 
 
 def _events(
@@ -278,4 +303,4 @@ def _events(
     """Yield what a coordinator tells a watcher."""
     from fedsrv.watching import watched
 
-    return watched(server, _credentials(server, ca, cert, key, crl), seconds)
+    return watched(server, credentials_of(server, ca, cert, key, crl), seconds)

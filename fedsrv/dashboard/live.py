@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import heapq
+import logging
 import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from html import escape
 from http import HTTPStatus
 from pathlib import Path
 
@@ -27,7 +29,7 @@ from fedmodels.http_server import POLICY, PageServer, Response
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.printable import Unit, bytes_text, duration, json_text, printable, text_of
 from fedmodels.times import FRESH_S, LAST_LOOK_S, WATCHED_S
-from fedsrv.events import Ending, Event, EventLog
+from fedsrv.events import Ending, Event, EventLog, Hear
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
 from fedsrv.report.frame import group_runs
@@ -47,6 +49,7 @@ from fedsrv.report.table import Name, Table
 from fedsrv.run_status import SHOWN, RunStatus, by_number, last_place, place_text
 from fedsrv.state.run_record import RunRecord, read_run
 
+log = logging.getLogger(__name__)
 TEMPLATE = Path(__file__).with_name("live.html.j2")
 MAX_MOVED = 8
 """Lines on data that moved."""
@@ -327,28 +330,66 @@ def _size(path: Path) -> int:
         return -1
 
 
-def page_server(host: str, port: int, page: LivePage, names: tuple[str, ...] = ()) -> PageServer:
-    """Return a server of a run's live page.
+def page_server(
+    host: str, port: int, shown: Mapping[str, LivePage], names: tuple[str, ...] = ()
+) -> PageServer:
+    """Return a server of the live pages of runs, each at its path: ``/`` of one run alone.
 
     Raises:
         ConfigError: the place cannot be used.
     """
 
-    def answer(content: Callable[[], str], kind: str) -> Response:
+    def answer(path: str, content: Callable[[LivePage], str], kind: str) -> Response:
+        if (page := shown.get(path)) is None:
+            return Response(b"the queue has no such run under way", status=HTTPStatus.NOT_FOUND)
         try:
-            return Response(content().encode(), f"{kind}; charset=utf-8")
+            return Response(content(page).encode(), f"{kind}; charset=utf-8")
         except FedtideError as error:
             line = printable(str(error)).encode()
             return Response(line, status=HTTPStatus.SERVICE_UNAVAILABLE)
 
-    pages = {
-        "/": lambda accept: answer(page.html, "text/html"),
-        "/state.json": lambda accept: answer(page.to_json, "application/json"),
+    def first(accept: str) -> Response:
+        if "/" in shown:
+            return answer("/", LivePage.html, "text/html")
+        links = (f'<li><a href="{p}">{p.strip("/")}</a></li>' for p in map(escape, [*shown]))
+        body = f"<!doctype html><title>runs of a queue</title><ul>{''.join(links)}</ul>"
+        return Response(body.encode(), "text/html; charset=utf-8")
+
+    def json_of(accept: str, run: str = "") -> Response:
+        return answer(f"/{run}/" if run else "/", LivePage.to_json, "application/json")
+
+    answers: dict[str, Callable[..., Response]] = {
+        "/": first,
+        "/state.json": json_of,
+        "/{run}/": lambda accept, run: answer(f"/{run}/", LivePage.html, "text/html"),
+        "/{run}/state.json": json_of,
     }
     allowed = (
         f"script-src '{script()}'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:"
     )
-    return PageServer(host, port, pages, f"{POLICY}; {allowed}", names)
+    return PageServer(host, port, answers, f"{POLICY}; {allowed}", names)
+
+
+def show_several(
+    host: str, port: int, allowed_hosts: tuple[str, ...] = ()
+) -> tuple[Callable[[str, Path | None], Hear], Ending]:
+    """Serve the live pages of a queue's runs, each at ``/NAME/``; return what follows a run.
+
+    Raises:
+        ConfigError: the place cannot be used.
+    """
+    pages = dict[str, LivePage]()
+    server = page_server(host, port, pages, allowed_hosts)
+    log.info("live pages: %s", server.url)
+
+    def follow(name: str, run: Path | None) -> Hear:
+        if run is None:
+            pages.pop(f"/{name}/", None)
+            return lambda event: None
+        pages[f"/{name}/"] = page = LivePage(run)
+        return page.take
+
+    return follow, server.begin("dashboard")
 
 
 @cache
@@ -367,7 +408,7 @@ def show(
         ConfigError: the place cannot be used.
     """
     page = LivePage(run)
-    server = page_server(host, port, page, allowed_hosts)
+    server = page_server(host, port, {"/": page}, allowed_hosts)
     events.tell("dashboard", url=server.url)
     end_telling = events.follow(page.take, "dashboard")
     stop = server.begin("dashboard")
@@ -390,6 +431,6 @@ def serve_page(runs: Sequence[Path], host: str, port: int, say: Callable[[str], 
     if len(runs) != 1:
         raise ConfigError("--serve shows one run; name one directory")
     read_run(runs[0])
-    server = page_server(host, port, LivePage(runs[0]))
+    server = page_server(host, port, {"/": LivePage(runs[0])})
     say(f"live page: {server.url} (Ctrl-C ends it)")
     server.serve()

@@ -35,8 +35,11 @@ MAY: dict[str, frozenset[str]] = {
     "Leave": _AT_WORK,
     "Watch": frozenset({WATCHER, OPERATOR}),
     "Steer": frozenset({OPERATOR}),
+    "ListRuns": frozenset({WATCHER, OPERATOR}),
+    "SubmitRun": frozenset({OPERATOR}),
+    "WithdrawRun": frozenset({OPERATOR}),
 }
-"""The roles that may make each call of the coordinator's service, over mutual TLS."""
+"""The roles that may make each call of a coordinator or a queue's front, over mutual TLS."""
 
 
 def identity_uri(identity: str) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,13 +23,14 @@ from fedmodels.guarded import Guarded
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
-from fedmodels.times import LOOK_EVERY_S, MAX_WAIT_S, PAUSE_S, QUIET_S, transfer_s
+from fedmodels.times import LOOK_EVERY_S, MAX_WAIT_S, PAUSE_S, QUIET_S, SITE_LOOK_S, transfer_s
 from fedpb.frames import MESSAGE_BYTES
 from fedpb.orders import WITHOUT_PAYLOAD, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.coordinator import Listen, open_server, telling_the_end
+from fedsrv.coordinator import open_server, telling_the_end
 from fedsrv.event_lines import EventPrinter
 from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.identity.listen import Listen
 from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.relay.kept_log import kept_log
 from fedsrv.relay.service import RelayService
@@ -55,6 +57,8 @@ class Upstream:
     credentials: ChannelCredentials | None = None
     check: Callable[[], None] = lambda: None
     """Raises a LinkError if the coordinator's certificate was revoked."""
+    is_served: Callable[[], bool] = lambda: True
+    """Whether the front of a queue still serves a run there; asked now and then."""
 
 
 def serve_relay(
@@ -97,6 +101,8 @@ def serve_relay(
             log.warning("nobody at %s yet: clients that join here wait (%s)", above.address, away)
         relaying = Relaying(trips, uplink, above.check)
         stack.callback(relaying.stop)
+        asks = partial(relaying.leave_unless, above.is_served)
+        threading.Thread(target=asks, name="front", daemon=True).start()
         service = RelayService(
             clients, trips, events, uplink,
             guard=listen.guard(), code=code, journal=journal, on_other_run=relaying.leave,
@@ -169,7 +175,16 @@ class Relaying:
     def leave(self, run: str, other: str) -> None:
         """End, since another run is served in the place of the one that clients have joined."""
         now, before = printable(other[:8]), printable(run[:8])
+        if not other:
+            return self._end(RunGone("the runs of a queue are served behind its front"))
         self._end(RunGone(f"run {before} is not served any more, and run {now} is"))
+
+    def leave_unless(self, is_served: Callable[[], bool]) -> None:
+        """Look now and then whether the run is served, and end once it is not."""
+        while self._why_ended() is None:
+            if not is_served():
+                self._end(RunGone("the queue serves no run there any more"))
+            self._pause(SITE_LOOK_S)
 
     def _end(self, why: Exception) -> None:
         with self.trips.changed:

@@ -85,6 +85,9 @@ class RelayService:
         """Pass on that a client asks how its files are to be cut."""
         self.below.client(request.client_id, context)
         reply = self.uplink.prepare(request)
+        if reply.places:  # a front has come up, and this relay took it for a run's coordinator
+            self._on_other_run("", "")
+            raise NotReady("this relay goes on with a run of the queue; ask again")
         self._is_another(reply.run_id)
         return reply
 

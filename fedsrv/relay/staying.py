@@ -1,24 +1,43 @@
 """``fedsrv relay --stay``: a relay of one run after the other that is served at one address.
 
 For each run a relay begins anew, with the files of certificates as they are then, at the address of
-the one before. Nothing else is left of that.
+the one before. Nothing else is left of that. Of the runs that a queue serves side by side it is the
+oldest one.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import NoReturn
 
 from fedmodels.errors import FedtideError
 from fedmodels.staying import NewRuns, Outcome, pauses
 from fedmodels.times import SITE_LOOK_S
+from fedpb import PROTOCOL
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.relay.relaying import RunGone
+from fedsrv.relay.uplink import REFUSALS, Uplink
 
 log = logging.getLogger("fedsrv")
 Ready = Callable[[str], None]
 """Told the address of a relay, once clients can join."""
+
+
+def places_behind(up: str, credentials: ChannelCredentials | None, client: int) -> Sequence[int]:
+    """Return behind which ports the front of a queue serves runs, the oldest first; none elsewhere.
+
+    There are none either where nobody answers, or the queue serves no run.
+    """
+    ask = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL, has_cut=True)
+    with closing(Uplink(up, credentials)) as uplink:
+        try:
+            return [*uplink.prepare(ask).places]
+        except REFUSALS:
+            return ()
 
 
 def relay_runs(

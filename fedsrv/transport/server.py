@@ -1,24 +1,20 @@
-"""The gRPC server of a coordinator: its handlers, its threads, and what connections may do."""
+"""The gRPC server of a coordinator: its handlers, and its threads."""
 
 from __future__ import annotations
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
-from fedmodels.errors import PayloadError, RunFailed
-from fedmodels.times import ANSWERED_S, BORNE_PING_MS, KEEPALIVE_S
+from fedmodels.errors import PayloadError
+from fedmodels.times import KEEPALIVE_S
 from fedpb import SERVICE
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.transport.listening import listen_at, stop_server
 from fedsrv.transport.service import MAX_WATCHERS
 
-MAX_WAITING = 1000
-"""Calls that may wait for a thread."""
+__all__ = ["start_server", "stop_server"]
 
 
 def _handlers(service: Any) -> grpc.GenericRpcHandler:
@@ -65,24 +61,6 @@ def _handlers(service: Any) -> grpc.GenericRpcHandler:
     )
 
 
-def _options(keepalive_ms: int) -> list[tuple[str, int]]:
-    """Return the options of the server; a link without an answer ends."""
-    answered_ms = min(keepalive_ms, int(ANSWERED_S * 1000))
-    return [
-        ("grpc.max_concurrent_streams", 100),  # of one connection
-        ("grpc.keepalive_time_ms", keepalive_ms),  # a stopped client answers none
-        ("grpc.keepalive_timeout_ms", answered_ms),
-        ("grpc.http2.ping_timeout_ms", answered_ms),  # else a minute counts
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
-        ("grpc.max_receive_message_length", 4 << 20),
-        ("grpc.http2.bdp_probe", 0),  # it lets whole uploads pile up in gRPC, one per caller
-        ("grpc.http2.lookahead_bytes", 2 << 20),  # 40 MB/s a caller at 50 ms there and back
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", BORNE_PING_MS),
-    ]
-
-
 def start_server(
     service: Any,  # a Service, or what answers the same calls
     address: str,
@@ -93,36 +71,8 @@ def start_server(
     # for each client a Pull and a Push, twice while one takes the place of another, the watchers,
     # and what the gate lets in besides; more than that wait their turn, up to a crowd
     threads = 4 * service.cohort.most_present + MAX_WATCHERS + service.gate.threads
-    server = grpc.server(
-        ThreadPoolExecutor(threads, thread_name_prefix="rpc"),
-        interceptors=[service.gate],
-        maximum_concurrent_rpcs=threads + MAX_WAITING,
-        options=_options(int(keepalive_s * 1000)),
-    )
     service.complaints.open()
-    server.add_generic_rpc_handlers((_handlers(service),))
-    health_pb2_grpc.add_HealthServicer_to_server(service.health, server)
-    for name in ("", SERVICE):
-        service.health.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection(
-        (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    handlers = {SERVICE: _handlers(service)}
+    return listen_at(
+        address, credentials, handlers, service.gate, service.health, threads, keepalive_s
     )
-    try:
-        add = server.add_secure_port if credentials else server.add_insecure_port
-        port = add(address, credentials) if credentials else add(address)
-    except RuntimeError:
-        port = 0
-    if not port:
-        raise RunFailed(
-            f"cannot listen on {address}: the port is busy or the address is not this machine's; "
-            "give another --listen"
-        )
-    service.gate.start()
-    server.start()
-    return server, port
-
-
-def stop_server(server: grpc.Server, grace_s: float = 1.0) -> None:
-    """Let calls under way end, then stop."""
-    done: threading.Event = server.stop(grace_s)
-    done.wait()

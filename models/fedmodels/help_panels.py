@@ -8,7 +8,7 @@ from itertools import chain
 Panels = Mapping[str, Sequence[str]]
 
 COMMANDS: Panels = {
-    "Run": ("init", "launch", "serve", "join", "relay", "submit", "queue", "forecast"),
+    "Run": ("init", "launch", "serve", "join", "relay", "forecast"),
     "Results": ("report", "predict", "export", "serve-model", "rollback", "lineage"),
     "Watch": ("status", "watch", "health"),
     "Steer a run": ("exclude", "retire", "set-aside", "classes", "close"),
@@ -24,8 +24,9 @@ COMMANDS: Panels = {
 OPTIONS: Panels = {
     "Run": (
         "--client-id", "--server", "--listen", "--out", "--state-dir", "--set", "--resume",
-        "--device", "--hosts", "--stay", "--deploy", "--give-up-after", "--start-over",
-        "--without", "--forget", "--evaluator", "--forecast", "--code", "--weights",
+        "--device", "--hosts", "--stay", "--at-once", "--wait-for-sites", "--deploy",
+        "--give-up-after", "--start-over", "--without", "--forget", "--evaluator", "--forecast",
+        "--code", "--weights",
     ),
     "Data": (
         "--data", "--recipe", "--watch", "--dry-run", "--check", "--strict", "--announce",

@@ -243,8 +243,8 @@ class HttpServer:
         return end
 
 
-Pages = Mapping[str, Callable[[str], Response]]
-"""Path -> what answers it, given the request's ``Accept``."""
+Pages = Mapping[str, Callable[..., Response]]
+"""Path -> what answers it, given the request's ``Accept``, and what stands for each ``{name}``."""
 
 
 class PageServer(HttpServer):
@@ -265,7 +265,8 @@ class PageServer(HttpServer):
 
         def route(path: str) -> Route:
             def answer(request: Request) -> HttpResponse:
-                return self.sent(pages[path](request.headers.get("accept", "")))
+                accept = request.headers.get("accept", "")
+                return self.sent(pages[path](accept, **request.path_params))
 
             return Route(path, answer)
 

@@ -28,6 +28,7 @@ GROUPS: Mapping[str, str] = {
     "fedtide.methods": "a method, by the name that its class is registered under",
     "fedtide.parts": "a Part of fedmodels.config.part: what a config may leave out",
     "fedtide.watchers": "a Watcher of fedsrv.commands.watchers: an option of serve and launch",
+    "fedsrv.queues": "a function that serves a directory of runs, by the options of serve",
     "fedsrv.commands": "a Typer app, whose commands fedsrv has",
     "fedcli.commands": "a Typer app, whose commands fedcli has",
 }

@@ -140,6 +140,16 @@ def started(
         )
 
 
+def program(module: str, words: Sequence[str], **pipes: Any) -> Popen:
+    """Start a process as :func:`run_program` does; it gets SIGTERM when this thread ends, too.
+
+    ``pipes`` are its standard input, output and errors, as ``subprocess`` takes them.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(PREFIXES)}
+    own = [sys.executable, "-m", __name__, str(os.getpid()), module]
+    return subprocess.Popen([*own, *words], start_new_session=True, env=env, **pipes)
+
+
 def run_program(
     module: str, words: Sequence[str], is_wanted: Callable[[], bool] = lambda: True
 ) -> int:
@@ -148,9 +158,7 @@ def run_program(
     No environment variable gives it options. It gets SIGTERM once it is not wanted any more, when
     SIGTERM or Ctrl-C ends this process, and when this process dies.
     """
-    env = {k: v for k, v in os.environ.items() if not k.startswith(PREFIXES)}
-    own = [sys.executable, "-m", __name__, str(os.getpid()), module]
-    process = subprocess.Popen([*own, *words], start_new_session=True, env=env)
+    process = program(module, words)
     try:
         while process.poll() is None and is_wanted():
             with suppress(subprocess.TimeoutExpired):

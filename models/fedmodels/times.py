@@ -173,6 +173,8 @@ MAX_WAIT_S = 2.0
 """A relay calls an absent coordinator again at the latest."""
 QUEUE_LOOK_S = 2.0
 """An empty queue is checked for a run."""
+SUBMIT_S = 120.0 * PATIENCE
+"""The front of a queue gives up on the process that checks a submitted config."""
 POLL_S = 0.5
 """A search checks whether a run can be stopped."""
 LOGS_LOOK_S = 1.0

@@ -37,6 +37,14 @@ def set_out_by(error: Any) -> int | None:
     return None
 
 
+def place_after(address: str, place: int) -> str:
+    """Return the address so many ports after another one; of a socket, its path and the number."""
+    if is_socket(address):
+        return f"{address}.{place}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + place}"
+
+
 def is_here(address: str) -> bool:
     """Tell whether a gRPC address is on this machine: loopback, or by the machine's own name."""
     return is_loopback(address) or host_of(address).lower() == socket.gethostname().lower()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
-from fedsrv.run_queue import runs_of, submit, withdraw
+from fedplugins.queues.run_queue import QueuedRun, runs_of, submit, withdraw
 from tests.integration.conftest import tables
-from tests.integration.harness import Relay, reached, summary_of, until
+from tests.integration.harness import Client, Relay, reached, summary_of, until
 
 pytestmark = pytest.mark.loopback
 
@@ -32,7 +35,7 @@ def test_a_site_stays_for_the_runs_of_a_queue(loopback, tmp_path):
     assert [run.state for run in runs_of(queue)] == ["over", "over", "running"]
     for queued, run in zip(runs_of(queue), runs, strict=False):
         assert summary_of(queued.run)["state_sha256"] == run.alone["state_sha256"]
-    assert "joined" not in served.output().partition("0003-other: begins")[2]
+    assert "0003-other: client" not in served.output()
     assert len([*(tmp_path / "states").glob("*/0")]) == 2
     for process in (site, served):
         os.kill(process.pid, signal.SIGTERM)
@@ -76,8 +79,65 @@ def test_a_relay_stays_for_the_runs_of_a_queue(loopback, tmp_path, steer):
         found = summary_of(runs_of(queue)[n].run)
         assert found["state_sha256"] == runs[n].alone["state_sha256"]
         assert found["bytes"]["up"] < runs[n].alone["bytes"]["up"], "sums went up"
-    assert "is not served any more, and run" in relay.output()
+    assert re.search("serves? no run there any more|is not served any more", relay.output())
     for process in (site, relay.process, served):
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait() == 128 + signal.SIGTERM
     relay.process.close()
+
+
+def test_runs_side_by_side_are_killed_and_go_on_each_by_itself(loopback, tmp_path, steer):
+    """The process of one, then the front, then all of it anew; each is the run of one process."""
+    runs = [loopback(tables(method), method) for method in ("held", "held-whole")]
+    queue, place = tmp_path / "queue", f"unix:{tmp_path}/socket"
+    queue.mkdir()
+    (steer / "train-1-1").touch()  # both wait in their second round
+    forks = runs[0].fork_server
+
+    def front() -> Client:
+        words = ("serve", queue, "--listen", place, "--at-once", "2")
+        return forks.begun(tmp_path, "fedsrv", *words)
+
+    served = front()
+    until(lambda: forks.typed(tmp_path, "fedsrv", "status", place)[0] == 0, "the front listens")
+    for run in runs:
+        words = ("submit", run.config, "--queue", place, "--name", run.experiment.method.name)
+        assert forks.typed(tmp_path, "fedsrv", *words)[0] == 0
+    site = forks.begun(
+        tmp_path, "fedcli", "join", "--stay", "--client-id", "0-2", "--device", "cpu",
+        "--server", place, "--data", runs[0].partition, "--state-dir", tmp_path / "states",
+    )  # fmt: skip
+
+    def lines(run: QueuedRun) -> int:
+        rows = run.run / "rounds.jsonl"
+        return len(rows.read_text().splitlines()) if rows.exists() else 0
+
+    def both_stand_at(rows: int) -> bool:
+        return all(lines(run) >= rows for run in runs_of(queue))
+
+    until(lambda: both_stand_at(1), "the first commits")
+    said = forks.typed(tmp_path, "fedsrv", "status", place)[1]
+    assert f"0001-held: running at {place}.1" in said
+    assert f"0002-held-whole: running at {place}.2" in said
+    os.kill(_process_of(runs_of(queue)[0]), signal.SIGKILL)
+    until(lambda: "0001-held: goes on" in served.output(), "the run goes on")
+    assert "0002-held-whole: goes on" not in served.output()
+    served.kill()
+    served = front()
+    (steer / "train-1-1").unlink()
+    until(lambda: [run.state for run in runs_of(queue)] == ["over"] * 2, "both runs")
+    for queued, run in zip(runs_of(queue), runs, strict=True):
+        assert summary_of(queued.run)["state_sha256"] == run.alone["state_sha256"]
+    for process in (site, served):
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+
+
+def _process_of(run: QueuedRun) -> int:
+    """Return the process that serves a run."""
+    words = f"\0serve\0{run.config}\0".encode()
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if words in place.read_bytes():
+                return int(place.parent.name)
+    raise AssertionError(f"nobody serves {run.place.name}")

@@ -21,7 +21,7 @@ import fedtide
 from fedmodels.errors import ConfigError
 from fedmodels.nets.trained import TrainedModel
 from fedplugins.trackers import trackers
-from fedplugins.trackers.prometheus import Exporter, Scrapes, export
+from fedplugins.trackers.prometheus import SHOWN_S, Exporter, QueuedRuns, Scrapes, export
 from fedplugins.trackers.trackers import TRACKERS, results_of, track
 from fedsrv import cli
 from fedsrv.coordinator import Listen, serve
@@ -715,3 +715,36 @@ def test_the_page_of_prometheus_has_the_same_checks(tmp_path):
     with pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: .*give another port"):
         export(EventLog(), tmp_path, *place)
     end()
+
+
+def test_the_page_of_a_queue_says_of_each_run_how_it_has_ended_and_stays():
+    """The front goes on: neither end looks like a crash, and a scrape later sees both."""
+    from pathlib import Path
+
+    prometheus, now = pytest.importorskip("prometheus_client"), [0.0]
+    runs = QueuedRuns(prometheus, lambda: now[0])
+    registry = prometheus.CollectorRegistry()
+    registry.register(runs)
+
+    def value(name: str, **labels: str) -> float | None:
+        found: float | None = registry.get_sample_value(f"fedtide_{name}", labels)
+        return found
+
+    one, two = (runs.follow(name, Path(name)) for name in ("0001-a", "0002-b"))
+    for take in (one, two):
+        take(Event("joined", client="3"))
+    one(Event("finished", detail={"metrics": {}, "state_sha256": ""}))
+    runs.follow("0001-a", None)
+    two(Event("failed", client="3", detail={"reason": "x"}))
+    two(Event("ended", detail={"reason": f"{HAS_FAILED}no disk"}))
+    assert value("queue_runs_served") == 1
+    runs.follow("0002-b", None)
+    assert value("queue_runs_served") == 0
+    assert [value("finished", run=run) for run in ("0001-a", "0002-b")] == [1, 0]
+    assert [value("failed", run=run) for run in ("0001-a", "0002-b")] == [0, 1]
+    assert value("client_failures_total", run="0002-b", client="3") == 1
+    assert b"# TYPE fedtide_finished gauge" in prometheus.generate_latest(registry)
+    now[0] = SHOWN_S + 1
+    assert value("finished", run="0001-a") is None
+    runs.follow("0002-b", Path("again"))
+    assert value("failed", run="0002-b") == 0

@@ -55,18 +55,20 @@ class PrepareRequest(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ..., has_cut: bool = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
-    __slots__ = ("data", "seed", "announce", "run_id", "experiment")
+    __slots__ = ("data", "seed", "announce", "run_id", "experiment", "places")
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    PLACES_FIELD_NUMBER: _ClassVar[int]
     data: _table_pb2.Table
     seed: int
     announce: str
     run_id: str
     experiment: _table_pb2.Table
-    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ..., run_id: _Optional[str] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ...) -> None: ...
+    places: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ..., run_id: _Optional[str] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Head(_message.Message):
     __slots__ = ("number", "link")

@@ -29,6 +29,18 @@ def test_the_last_runs_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["not-of-a-run", *expected]
 
 
+def test_a_run_under_way_is_kept_however_many_others_are_joined_beside_it(tmp_path: Path) -> None:
+    clock = itertools.count()
+    make_room(tmp_path, "first-run", lambda: float(next(clock)))
+    (tmp_path / "first-run").mkdir()
+    for number in range(2 * KEPT):
+        beside = ["first-run"]
+        make_room(tmp_path, f"run-{number:04d}", lambda: float(next(clock)), under_way=beside)
+    assert names(tmp_path) == ["first-run"]
+    make_room(tmp_path, "run-last", lambda: float(next(clock)))
+    assert names(tmp_path) == []
+
+
 def test_what_was_added_to_a_run_is_kept(tmp_path: Path) -> None:
     clock = itertools.count()
     make_room(tmp_path, "first-run", lambda: float(next(clock)))

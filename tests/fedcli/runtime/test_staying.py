@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_the_files_of_a_site_are_its_data_and_what_it_says_of_them(
     (tmp_path / "site.toml").write_text("")
     seen = list[object]()
 
-    def each_run(runs: object, files: Any) -> Iterator[str]:
+    def each_run(runs: object, wait: object, files: Any) -> Iterator[str]:
         for content in ("1,2\n", "1,2\n3,4\n"):
             (tmp_path / "own.csv").write_text(content)
             seen.append(files())
@@ -216,7 +217,7 @@ def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
     monkeypatch.chdir(tmp_path)
     said = list[list[str]]()
 
-    def run_program(module: str, words: list[str]) -> int:
+    def run_program(module: str, words: list[str], is_wanted: object) -> int:
         said.append([module, *words])
         raise Enough
 
@@ -343,3 +344,125 @@ def test_a_run_that_takes_the_place_of_the_one_that_was_looked_at_is_not_joined(
         with pytest.raises(LinkError, match="another run is served"):
             link.prepare(3)
     assert joined == ["first", "of its states"]
+
+
+def test_a_site_stays_at_each_port_behind_a_front_and_leaves_all_of_them() -> None:
+    """In two runs at a time; the third waits for one of them to end."""
+    front, joined = Address("hub:5055", "0"), list[tuple[str, str]]()
+    changed, ends = threading.Condition(), dict[str, bool]()
+    asked = list[str]()
+
+    def run(address: Address) -> str | None:
+        with changed:
+            asked.append(address.server)
+            changed.notify_all()
+        if address is front:
+            front.on_places([1, 2, 3, 1, 99])
+            return None
+        return address.server.rpartition(":")[2] * 8
+
+    def join(
+        server: str, run: str, beside: Collection[str], is_wanted: Callable[[], bool]
+    ) -> Outcome:
+        assert len(beside) == len(joined) - len(ends)
+        with changed:
+            joined.append((server, run))
+            changed.notify_all()
+            while is_wanted() and not ends.get(server):
+                changed.wait(0.01)
+        return Outcome.OVER
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Address, "run", run)
+        patch.setattr(staying, "SITE_LOOK_S", 0.01)
+        places = staying.Places(front, join, 2)
+        threading.Thread(target=places._stay_until_left, args=(front,), daemon=True).start()
+        with changed:
+            assert changed.wait_for(lambda: len(joined) == 2, 20)
+            assert changed.wait_for(lambda: "hub:5058" in asked, 20)
+            assert len(joined) == 2
+            ends[joined[0][0]] = True
+            assert changed.wait_for(lambda: len(joined) >= 3, 20)
+        places.leave()
+    assert {server for server, _ in joined} == {"hub:5056", "hub:5057", "hub:5058"}
+    assert not any(thread.is_alive() for thread in places._threads.values())
+
+
+def test_a_front_names_ports_and_no_other_host_and_few_of_them() -> None:
+    front = Address("hub:5055", "0")
+    places = staying.Places(front, lambda *given: Outcome.OVER, 1)
+    places.leave()  # whoever is begun now ends at once
+    front.on_places([*range(1, 500)])
+    assert len(places._threads) == staying.MAX_PLACES
+    places.leave()
+
+
+def test_a_run_that_the_front_serves_elsewhere_now_is_left_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its process would wait at a port where nothing listens, and hold the states of the run."""
+    front, now, ended, begun = Address("hub:5055", "0"), [0.0], threading.Event(), []
+
+    def join(
+        server: str, run: str, beside: Collection[str], is_wanted: Callable[[], bool]
+    ) -> Outcome:
+        begun.append(server)
+        if server != "hub:5056" or len(begun) > 1:
+            raise staying._Left
+        front.on_places([1, 2])
+        assert is_wanted()
+        front.on_places([2])
+        now[0] += staying.OVER_S - 1
+        front.on_places([2])
+        assert is_wanted(), "it may be about to end"
+        now[0] += 1
+        assert not is_wanted()
+        front.on_places([1])
+        assert is_wanted()
+        ended.set()
+        return Outcome.LATER
+
+    monkeypatch.setattr(Address, "run", lambda address: address.server[-1] * 8)
+    places = staying.Places(front, join, 4, lambda: now[0])
+    front.on_places([1])
+    assert ended.wait(20)
+    places.leave()
+
+
+def test_a_thread_of_a_port_that_has_ended_by_a_fault_is_begun_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    front, tries = Address("hub:5055", "0"), threading.Semaphore(0)
+
+    def stay(places: object, address: Address) -> None:
+        tries.release()
+        raise staying._Left
+
+    monkeypatch.setattr(staying.Places, "stay", stay)
+    places = staying.Places(front, lambda *given: Outcome.OVER, 1)
+    for _ in range(2):
+        front.on_places([1])
+        assert tries.acquire(timeout=20)
+        places._threads[1].join()
+
+
+def test_a_site_that_cannot_start_a_process_tries_again_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def run_program(module: str, words: list[str], is_wanted: object) -> int:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(staying, "run_program", run_program)
+    monkeypatch.setattr(staying, "words_of", lambda *given, **more: [])
+    given = {"state_dir": tmp_path, "show_uploads": None, "ledger": tmp_path}
+    context: Any = type("Context", (), {"params": given})
+    found = staying._joined(context, Rules(), "hub:5056", "a" * 8, (), lambda: True)
+    assert found is Outcome.LATER
+    assert "temporarily unavailable" in caplog.text
+
+
+def test_who_joins_one_run_is_told_of_a_front(monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(Link("hub:5055")) as link:
+        monkeypatch.setattr(link, "_prepare", lambda passed: rpc.PrepareResponse(places=[2, 1]))
+        with pytest.raises(LinkError, match=r"--stay takes part in its runs; one is .* hub:5057"):
+            link.prepare(0)

@@ -45,7 +45,8 @@ parts:
   Event.scores Event.finished Event.waiting Event.server Event.rollback Event.started_over
   Event.missed Event.listening Event.draining Event.dashboard Event.metrics Event.ended Event.note
   Event.gone Event.back Event.present Event.resting Event.growth Event.resumed Event.forecast
-  Grown.line Resting.line OrderSent.order PartHeader.bundle Noted.line
+  Grown.line Resting.line OrderSent.order PartHeader.bundle Noted.line ListRunsResponse.runs
+  QueuedRun.line
 config:
   JoinResponse.run_id PrepareResponse.data PrepareResponse.seed PrepareResponse.announce
   PrepareResponse.run_id PrepareResponse.experiment JoinResponse.beat_every_s
@@ -54,10 +55,12 @@ config:
   Listening.needed Dashboard.url MetricsPage.url Committed.of Committed.open Forecast.line
   Forecast.clients Forecast.interactions Forecast.down Forecast.up Forecast.all
   Forecast.server_disk Forecast.client_disk Order.settings Committed.privacy
+  SubmitRunRequest.config
 random:
   JoinResponse.token SecureSum.attempt SecurePeer.channel_key SecurePeer.mask_key SecurePeer.share
   SecurePeer.signature SecurePeer.agreed SecurePeer.certificates EnrolResponse.certificate
 place:
+  PrepareResponse.places QueuedRun.place QueuedRun.state
   Order.client_id Event.client_id SecurePeer.client SecureSum.counted PullHeader.group Head.number
   History.digests JoinResponse.committed Order.interaction Order.round Order.task Order.committed
   Order.durable Order.tasks_seen Order.trip Order.issue Order.following Order.base
@@ -74,7 +77,8 @@ answer:
 words:
   Left.reason Draining.line SteerRequest.retire SteerRequest.forget SteerRequest.close
   SteerRequest.now SteerRequest.exclude SteerRequest.set_aside SteerRequest.list_classes
-  SteerRequest.merge ClassChange.old ClassChange.now ClassChange.after
+  SteerRequest.merge ClassChange.old ClassChange.now ClassChange.after SubmitRunRequest.name
+  SubmitRunResponse.name WithdrawRunRequest.name QueuedRun.name
 announced:
   TaskOf.why JoinResponse.class_names ClassOf.name ClassOf.earlier ClassOf.examples
   ClassOf.clients ClassOf.part_of Order.new_classes SecureSum.most Frame.raw_bytes Committed.bytes

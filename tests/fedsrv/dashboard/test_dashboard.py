@@ -34,6 +34,7 @@ from fedsrv.dashboard.live import (
     script,
     serve_page,
     show,
+    show_several,
 )
 from fedsrv.events import Event, EventLog
 from fedsrv.run_status import ClientStatus, RunStatus
@@ -249,14 +250,14 @@ def test_a_directory_that_is_no_run(tmp_path, run):
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(ConfigError, match=r"no page at 127\.0\.0\.1:\d+: "),
     ):
-        page_server("127.0.0.1", taken.getsockname()[1], LivePage(run))
+        page_server("127.0.0.1", taken.getsockname()[1], {"/": LivePage(run)})
     with pytest.raises(ConfigError, match=r"no page at bü\.\.x:0: "):
-        page_server("bü..x", 0, LivePage(run))
+        page_server("bü..x", 0, {"/": LivePage(run)})
 
 
 def test_a_damaged_run_is_one_line(tmp_path):
     (tmp_path / "rounds.jsonl").write_text("nonsense\n")
-    server = page_server("127.0.0.1", 0, LivePage(tmp_path))
+    server = page_server("127.0.0.1", 0, {"/": LivePage(tmp_path)})
     end = server.begin("page")
     status, _, body = asked(urlsplit(server.url).netloc)
     end()
@@ -359,3 +360,19 @@ def test_of_many_clients_those_that_failed_or_spoke_last_have_rows(tmp_path):
     assert table.cells[names.index("3")] == ["waits", "2 h 46 min ago", "", "1", "0 B", "3 kB"]
     assert told.startswith(f"{MAX_CLIENTS} of 10000 clients: those that failed, then")
     assert told.endswith("All: 10000 waits")
+
+
+def test_each_run_of_a_queue_has_a_page(run, caplog):
+    caplog.set_level("INFO")
+    follow, end = show_several("127.0.0.1", 0)
+    (address,) = re.findall(r"http://([^ ]*)/\s", caplog.text)
+    try:
+        follow("0001-a", run)(Event("note", detail={"line": "a site is slow"}))
+        assert '<a href="/0001-a/">0001-a</a>' in asked(address)[2]
+        assert "finished" in asked(address, "/0001-a/")[2]
+        state = json.loads(asked(address, "/0001-a/state.json")[2])
+        assert "a site is slow" in state["notes"][0]
+        follow("0001-a", None)
+        assert asked(address, "/0001-a/")[0] == 404
+    finally:
+        end()

@@ -104,6 +104,7 @@ def test_each_run_is_relayed_by_the_conditions_of_the_command(tmp_path, monkeypa
         raise RunGone("it has failed")
 
     monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
+    monkeypatch.setattr("fedsrv.relay.staying.places_behind", lambda *given: [])
     monkeypatch.setattr(
         "fedsrv.identity.tls.caller_credentials", lambda *files: (next(read), *files[:3])
     )
@@ -245,3 +246,37 @@ def test_how_a_run_ended(tmp_path):
     with pytest.raises(LinkError, match="refuses") as refused:
         ended(tmp_path, WrongRun("it refuses this relay"))
     assert not isinstance(refused.value, RunGone)
+
+
+def test_behind_a_front_the_oldest_run_is_relayed_as_long_as_it_is_served(monkeypatch):
+    """A front that does not answer, or serves nothing, says nothing of it."""
+    served, now = list[str](), [[2, 1], [2, 1], [], [1], [1]]
+
+    def serve(clients, above, listen, telling, code, log_place, on_ready):
+        served.append(above.address)
+        if len(served) == 2:
+            raise KeyboardInterrupt
+        on_ready("127.0.0.1:4000")
+        assert [above.is_served() for _ in range(3)] == [True, True, False]
+        raise RunGone("the queue serves no run there any more")
+
+    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
+    monkeypatch.setattr("fedsrv.relay.staying.places_behind", lambda *given: now.pop(0))
+    CliRunner().invoke(app, ["relay", "--up", "hub:5055", "--clients", "0-1", "--stay"])
+    assert served == ["hub:5057", "hub:5056"]
+
+
+def test_a_relay_leaves_a_run_that_the_front_serves_no_more(tmp_path):
+    trips = RelayedTrips(range(2), Spool(tmp_path, 1 << 20), EventLog())
+    with closing(Uplink("127.0.0.1:1")) as uplink:
+        relaying = Relaying(trips, uplink)
+        relaying.leave_unless(lambda: False)
+        with pytest.raises(RunGone, match="serves no run there any more"):
+            relaying.run()
+
+
+def test_a_relay_that_took_a_front_for_a_coordinator_begins_anew(relay):
+    relay.above.prepare = lambda request: rpc.PrepareResponse(places=[1])
+    with pytest.raises(NotReady):
+        relay.service.prepare(rpc.PrepareRequest(client_id="1"), None)
+    assert relay.seen == [("", "")]

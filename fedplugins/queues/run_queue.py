@@ -1,11 +1,14 @@
-"""Runs that wait for one address: a directory for each, and the run that is served now.
+"""Runs that wait to be served: a directory for each.
 
     QUEUE/0001-wards/config.toml    as it was submitted
                      run/           its run directory, once it has begun
+                     log.txt        what its process said
+                     place          it is served at so many ports after the front's
+                     skipped        a number: others that waited go first
                      ended          over, failed or withdrawn
 
-The directories are all there is. A queue that was killed goes on with the run that has begun and
-has not ended.
+The directories are all there is. A queue that was killed goes on with the runs that have begun and
+have not ended.
 """
 
 from __future__ import annotations
@@ -13,25 +16,22 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn, cast, get_args
+from typing import Literal, cast, get_args
 
 import tomli_w
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import with_whole_places
-from fedmodels.errors import ArchiveError, ConfigError, RunFailed, RunStopped, reason_of
+from fedmodels.errors import ArchiveError, ConfigError, reason_of
 from fedmodels.files import write_atomically, write_once
-from fedmodels.processes import run_program
-from fedmodels.times import QUEUE_LOOK_S
-from fedsrv.state.run_directory import is_vacant, lock, refuse_in_use
+from fedsrv.state.run_directory import is_vacant
 
-State = Literal["waiting", "running", "over", "failed", "withdrawn"]
+State = Literal["waiting", "running", "skipped", "over", "failed", "withdrawn"]
 log = logging.getLogger(__name__)
 
 
@@ -60,6 +60,8 @@ class QueuedRun:
     def state(self) -> State:
         """How far the run is."""
         if not self.end.exists():
+            if self.turn:
+                return "skipped"
             return "waiting" if is_vacant(self.run) else "running"
         said = self.end.read_text("utf-8", "replace").strip()
         state = next((word for word in get_args(State) if word == said), None)
@@ -67,9 +69,40 @@ class QueuedRun:
             raise ArchiveError(f"{self.end} is damaged: it says {said[:20]!r}")
         return cast("State", state)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is to be served now: it has not ended, nor does it let others go first."""
+        return not (self.end.exists() or self.turn)
+
+    @property
+    def turn(self) -> int:
+        """After how many that let others go first this run did so; 0 while it does not."""
+        return _number_in(self.place / "skipped")
+
+    @property
+    def last_place(self) -> int:
+        """At how many ports after the front's it was served last; 0 before."""
+        return _number_in(self.place / "place")
+
+    def keep_place(self, place: int) -> None:
+        """Write down where it is served: sites go on there when it is resumed."""
+        write_atomically(self.place / "place", f"{place}\n")
+
+    def skip(self, turn: int) -> None:
+        """Let others go first; ``turn`` is higher than that of each which does so."""
+        write_atomically(self.place / "skipped", f"{turn}\n", sync=True)
+
     def ends_as(self, state: State) -> bool:
         """Write down how it ended; False where somebody else has said so before."""
         return write_once(self.end, f"{state}\n".encode())
+
+
+def _number_in(path: Path) -> int:
+    """Return the number that a file holds; 0 where there is none, or it is damaged."""
+    try:
+        return int(path.read_text("ascii"))
+    except (OSError, ValueError):
+        return 0
 
 
 def submit(experiment: Experiment, queue: Path, name: str) -> QueuedRun:
@@ -138,90 +171,16 @@ def withdraw(queue: Path, name: str) -> None:
     found = {run.place.name: run for run in runs_of(queue)}
     if name not in found:
         raise ConfigError(f"{queue} has no run {name!r}; it has {', '.join(found) or 'none'}")
-    if (state := found[name].state) not in ("waiting", "running"):
+    if (state := found[name].state) not in ("waiting", "running", "skipped"):
         raise ConfigError(f"{name} is {state}: there is nothing to withdraw")
     if not found[name].ends_as("withdrawn"):
         raise ConfigError(f"{name} has just ended, and is {found[name].state}")
 
 
-def serve_all(queue: Path, options: Sequence[str]) -> NoReturn:
-    """Serve the runs of a queue one after the other, for good.
+def next_runs(queue: Path) -> list[QueuedRun]:
+    """Return the runs that have not ended, in the order in which they are served.
 
-    Args:
-        queue: the directory.
-        options: of ``fedsrv serve``, the same for each run.
-
-    Raises:
-        ConfigError: the directory cannot be used, or its first run could not begin, as where the
-            address is taken: so might each of the others.
-        RunFailed: another process serves the queue.
+    Those that let others go first come last, in the order in which they did.
     """
-    try:
-        handle = lock(queue)
-    except OSError as error:
-        raise ConfigError(f"the queue {queue} cannot be used: {reason_of(error)}") from None
-    try:
-        has_begun, is_idle = False, False
-        while True:
-            if (run := next_of(queue)) is not None:
-                serve_one(run, options, may_be_at_fault=has_begun)
-                has_begun, is_idle = True, False
-                continue
-            if not is_idle:
-                log.info("%s has no run that waits: fedsrv submit puts one there", queue)
-            is_idle = True
-            time.sleep(QUEUE_LOOK_S)
-    finally:
-        os.close(handle)
-
-
-def next_of(queue: Path) -> QueuedRun | None:
-    """Return the run to serve now: the one that has begun, else the first that waits."""
-    left = {run.state: run for run in reversed(runs_of(queue))}
-    return left.get("running") or left.get("waiting")
-
-
-def serve_one(run: QueuedRun, options: Sequence[str], *, may_be_at_fault: bool = True) -> None:
-    """Serve a run to its end, by a process of its own, and write down how it ended.
-
-    A run that cannot begin has failed only if it may be at fault itself.
-
-    Raises:
-        ConfigError: it could not begin, and the options may be at fault; the run waits.
-        RunStopped: its process was asked to stop; the run has not ended.
-    """
-    name = run.place.name
-    _wait_for(run)
-    resume = [] if is_vacant(run.run) else ["--resume"]
-    log.info("%s: %s", name, "goes on" if resume else "begins")
-    words = ["serve", str(run.config), "--out", str(run.run), *resume, *options]
-    status = run_program("fedsrv", words, lambda: run.state != "withdrawn")
-    if run.state == "withdrawn":
-        return log.warning("%s: was withdrawn", name)
-    if status == ConfigError.exit_code and not may_be_at_fault:
-        raise ConfigError(
-            f"{name} could not begin, for the reason above, and waits: mend that, or take the run "
-            f"out with fedsrv queue {run.place.parent} --withdraw {name}"
-        )
-    if status == RunStopped.exit_code:  # somebody's SIGTERM meant the run's process alone
-        raise RunStopped(f"{name} was stopped; the same command goes on with it")
-    if not run.ends_as("failed" if status else "over"):
-        log.warning("%s: was withdrawn when it had ended", name)
-    elif status:
-        log.error("%s: ended with status %d; the queue goes on with the next run", name, status)
-    else:
-        log.info("%s: is over", name)
-    return None
-
-
-def _wait_for(run: QueuedRun) -> None:
-    """Wait while another process serves a run: one that a queue which was killed has left ends."""
-    is_told = False
-    while run.state in ("waiting", "running"):
-        try:
-            return refuse_in_use(run.run)
-        except RunFailed as error:
-            if not is_told:
-                log.info("%s: waits: %s", run.place.name, error)
-            is_told = True
-            time.sleep(QUEUE_LOOK_S)
+    left = [run for run in runs_of(queue) if not run.end.exists()]
+    return sorted(left, key=lambda run: (run.turn, run.state != "running"))  # it is stable

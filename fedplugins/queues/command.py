@@ -1,0 +1,93 @@
+"""``fedsrv submit`` and ``fedsrv queue``: runs that wait to be served."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedmodels.options import AsRows, Config, Sets, show
+from fedsrv.commands.watching import Authority, Cert, Key, Revoked
+
+if TYPE_CHECKING:
+    from fedplugins.queues.reaching import QueueAt
+
+queue_app = typer.Typer()
+Where = "The directory of the queue, or HOST:PORT of the front that serves it."
+
+
+def _front(queue: str, *files: Path | None) -> QueueAt | None:
+    """Return the front of a queue that an address names; None of a directory."""
+    if Path(queue).is_dir() or not re.match(r"unix(-abstract)?:|[^/]+:[0-9]+$", queue):
+        return None
+    from fedmodels.config.places import check_address
+    from fedplugins.queues.reaching import QueueAt
+    from fedsrv.commands.watching import credentials_of
+
+    check_address(queue, "the queue's address")
+    return QueueAt(queue, credentials_of(queue, *files))
+
+
+@queue_app.command(rich_help_panel="Run")
+def submit(
+    config: Config,
+    queue: Annotated[str, typer.Option(metavar="QUEUE|HOST:PORT", help=Where)],
+    name: Annotated[str | None, typer.Option(help="Of the run; the config's unless given.")] = None,
+    sets: Sets = None,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+    crl: Revoked = None,
+) -> None:
+    """Put a run at the end of a queue: fedsrv serve QUEUE serves it when its turn has come.
+
+    Over the network that takes an operator's certificate, and a config that names no files.
+    """
+    from fedmodels.config_file import read_experiment
+    from fedplugins.queues.run_queue import submit as put
+
+    experiment, called = read_experiment(config, sets or ()), name or config.stem
+    if (front := _front(queue, ca, cert, key, crl)) is not None:
+        typer.echo(front.submit(experiment, called))
+    else:
+        typer.echo(put(experiment, Path(queue), called).place)
+
+
+@queue_app.command(rich_help_panel="Run")
+def queue(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE|HOST:PORT", help=Where)],
+    withdrawn: Annotated[
+        str | None,
+        typer.Option(
+            "--withdraw", metavar="RUN", help="Take a run out first; one that is served ends."
+        ),
+    ] = None,
+    as_json: AsRows = False,
+    ca: Authority = None,
+    cert: Cert = None,
+    key: Key = None,
+    crl: Revoked = None,
+) -> None:
+    """Show the runs of a queue, and how far they are; fedsrv serve QUEUE serves them."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedpb.channels import place_after
+    from fedplugins.queues.run_queue import runs_of, withdraw
+
+    if (front := _front(queue, ca, cert, key, crl)) is not None:
+        if withdrawn is not None:
+            front.withdraw(withdrawn)
+        table = Table("run", "state", "address", "doing")
+        for run in front.runs():
+            address = place_after(queue, run.place) if run.place else ""
+            table.add_row(*map(escape, (run.name, run.state, address, run.line)))
+        return show(table, as_json)
+    if withdrawn is not None:
+        withdraw(Path(queue), withdrawn)
+    table = Table("run", "state", "directory")
+    for one in runs_of(Path(queue)):
+        table.add_row(one.place.name, one.state, str(one.run))
+    return show(table, as_json)
