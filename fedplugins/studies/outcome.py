@@ -116,8 +116,11 @@ class ForPapers:
     @property
     def caption(self) -> str:
         """Return what stands with the table."""
+        what, best = "Mean ± sample standard deviation over", "best mean"
+        if self.extent.startswith("1 seed "):
+            what, best = "Values of", "best value"
         return (
-            f"Mean ± sample standard deviation over {self.extent}. Bold: the best mean of its "
+            f"{what} {self.extent}. Bold: the {best} of its "
             "setting, unless it is an accuracy no better than chance or the most frequent class. "
             "Whether a difference may be chance: differences.csv."
         )
@@ -242,14 +245,17 @@ class Outcome:
             for at, place in enumerate(row)
             if place in self.winners
         }
+        captions = [self.paper.caption] if self.paper else []
+        return Table([*map(Name, columns)], [*map(Name, rows)], texts, bold, captions, corner)
+
+    def why_missing(self) -> list[str]:
+        """Return a caption that says why a column has nothing but dashes; none where none has."""
         lacking = {
             path.partition(".")[2]: heading
             for heading, path in self.columns.items()
-            if any("–" in row for row in texts)
-            and all(self._text(heading, c) == "–" for c in self.cells)
+            if self.runs and all(self._text(heading, cell) == "–" for cell in self.cells)
         }
-        captions = [self.paper.caption] if self.paper else why_missing(lacking)
-        return Table([*map(Name, columns)], [*map(Name, rows)], texts, bold, captions, corner)
+        return why_missing(lacking)
 
     def _text(self, heading: str, cell: Cell) -> str:
         seeds = self.values[heading].get(cell, {})

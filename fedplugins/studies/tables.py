@@ -34,6 +34,8 @@ CORRECTED = (
 def _about(outcome: Outcome) -> str:
     """Return what stands above a table of differences."""
     found, said = outcome.compared, DIFFERENCES.format(outcome.against)
+    if outcome.seeds == 1:
+        return f"Differences to {outcome.against} with the same seed; one seed has no interval."
     clear = [each for each in found if each.is_clear]
     stay = sum(each.p <= outcome.kept_up_to for each in clear)
     counts = CORRECTED.format(len(clear), len(found), stay, 100 * FALSE_DISCOVERIES)
@@ -51,6 +53,7 @@ def page(outcome: Outcome, *, pictured: bool = False) -> str:
         parts.append(f"{outcome.paper.caption}\n")
     elif outcome.winners:
         parts.append(f"{BOLD}{outcome.among or OWN_RULE}\n")
+    parts += [f"{caption}\n" for caption in outcome.why_missing()]
     if outcome.fairness:
         parts.append(f"{outcome.fairness}\n")
     if not pictured:
@@ -72,6 +75,7 @@ def section_of(outcome: Outcome) -> Section:
     scores = outcome.table()
     if outcome.winners and not outcome.paper:
         scores = replace(scores, captions=[*scores.captions, f"{BOLD}{outcome.among or OWN_RULE}"])
+    scores = replace(scores, captions=[*scores.captions, *outcome.why_missing()])
     differences = outcome.difference_table()
     told = replace(differences, captions=[_about(outcome)])
     tables = [scores, *outcome.ladders(), *([told] if told.rows else [])]

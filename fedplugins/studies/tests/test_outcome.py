@@ -268,3 +268,18 @@ def test_the_page_of_a_sweep_has_its_tables_and_charts(tmp_path):
     assert "<td class=best>75.00 ± 5.00</td>" in text
     assert "+9.97 [+9.82, +10.11] *" in text
     assert ">×2</text>" in text
+
+
+def test_a_column_of_dashes_says_why_and_a_verdict_among_which_classes():
+    told = replace(outcome(), columns={"A_loc": "metrics.a_loc", "A_glo": "metrics.a_glo"})
+    why = "A dash: A_glo: no global model was scored"
+    assert why in page(told)
+    assert why in section_of(told).tables[0].captions
+    assert "A dash" not in page(outcome())
+    assert why not in told.table().latex()
+    clear = replace(outcome({("", "A"): [0.9, 0.91, 0.92], ("", "B"): [0.1, 0.11, 0.12]}, {}),
+                    among="A: chosen among the classes that a client has met")  # fmt: skip
+    assert "paired test over seeds. A: chosen among" in page(clear)
+    assert "paired test over seeds. A: chosen among" in " ".join(
+        section_of(clear).tables[0].captions
+    )

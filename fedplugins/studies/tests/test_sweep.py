@@ -656,7 +656,9 @@ def test_curves_settings_and_latex(sweep, tmp_path, launches):
     run_sweep(made, out, only=["FedAvg", "Local"], seeds=[0], say=lambda line: None)
     text = (out / "table.md").read_text()
     assert "| acc | 1 | mean |\n|---|---|---|\n| a_b: FedAvg | 50 | 50.0 |\n" in text
-    assert "Differences to Local" in text
+    assert "Differences to Local with the same seed; one seed has no interval." in text
+    assert "±" not in text
+    assert "interval by" not in text
     assert "| 50 %: FedAvg | +10.00 | +0.0 | +0.0 |" in text
     assert r"50 \%: FedAvg & \textbf{50.00} & 2.5 & 3.0 \\" in (out / "table.tex").read_text()
     empty = Outcome([], [Cell("", "x_1 ±")], {"n": "bytes.up"}, "", 0).table()
