@@ -28,8 +28,8 @@ MAY = {
 
 def _tensor(kinds: Iterable[str], *, data: bool) -> dict[str, Any]:
     parts = {"name": NAME, "datatype": {"enum": [*kinds]}, "shape": SHAPE}
-    parts |= {"data": {"type": "array"}} if data else {}
-    return {**OBJECT, "required": [*parts], "properties": parts}
+    more = {"data": {"type": "array"}, "parameters": OBJECT} if data else {}
+    return {**OBJECT, "required": [*parts], "properties": {**parts, **more}}
 
 
 def _list(of: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ REQUEST = {
     **OBJECT,
     "required": ["inputs"],
     "properties": {
-        "id": NAME,
+        "id": {"type": ["string", "integer"]},
         "inputs": {**_list(_tensor(DATATYPES, data=True)), "minItems": 1, "maxItems": 1},
         "outputs": _list({**OBJECT, "required": ["name"], "properties": {"name": NAME}}),
     },
@@ -49,7 +49,7 @@ INFERRED = {
     **OBJECT,
     "required": ["model_name", "model_version", "outputs"],
     "properties": {
-        "model_name": NAME, "model_version": NAME, "id": NAME,
+        "model_name": NAME, "model_version": NAME, "id": {"type": ["string", "integer"]},
         "outputs": _list(_tensor(("FP32", "BYTES"), data=True)),
     },
 }  # fmt: skip
@@ -89,7 +89,11 @@ BODIES = {
     "predict": {
         kind: {"schema": {} if kind == "application/json" else {"type": "string"}} for kind in KINDS
     },
-    "infer": {"application/json": {"schema": REQUEST}},
+    "infer": {
+        "application/json": {"schema": REQUEST},
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+    },
+    "index": {"application/json": {"schema": OBJECT}},
     "feedback": {"application/json": {"schema": FEEDBACK}},
 }
 """What is sent to each answer that takes a body."""
@@ -109,6 +113,9 @@ ABOUT = {
     "health": ("The live model", OBJECT, "404"),
     "model_ready": ("Whether the model is ready", OBJECT, "404"),
     "metadata": ("The model's tensors", METADATA, "404"),
+    "config": ("The model's tensors, as Triton's configuration has them", OBJECT, "404"),
+    "stats": ("What became of inferences", OBJECT, "404"),
+    "index": ("The models, and whether they are ready", _list(OBJECT), "400 403"),
     "about": ("What this server is", OBJECT, ""),
     "live": ("Whether the server answers", OBJECT, ""),
     "ready": ("Whether every model is ready", OBJECT, ""),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import tempfile
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
@@ -36,9 +38,16 @@ from fedcli.serving.bodies import (
     schema_of,
 )
 from fedcli.serving.figures import Figures
+from fedcli.serving.inference_stats import Tally
 from fedcli.serving.label_store import Asked
 from fedcli.serving.live_model import LiveModel, Loaded
-from fedcli.serving.open_inference import BINARY, inferred, metadata, version_of
+from fedcli.serving.open_inference import (
+    EXTENSIONS,
+    configuration,
+    inferred,
+    metadata,
+    version_of,
+)
 from fedcli.serving.site import Site, TooFast, places_of
 from fedcli.serving.tokens import bearer
 from fedmodels.errors import ArchiveNotWritten, DataError, FedtideError, pip_line
@@ -49,6 +58,8 @@ from fedmodels.times import ANSWER_S, BODY_S, LAST_ANSWERS_S, RETRY_AFTER_S
 
 JSON_KIND = "application/json"
 JSON = f"{JSON_KIND}; charset=utf-8"
+BYTES_KIND, JSON_BYTES = "application/octet-stream", "Inference-Header-Content-Length"
+"""Of JSON with tensors as bytes behind it: the content type, and the header of its length."""
 MAX_BODY = 16 << 20
 """Bytes that may be sent."""
 MAX_DRAINED = 4 * MAX_BODY
@@ -58,8 +69,8 @@ MAX_WORKERS = 4
 MAX_WAITING = 256
 """Requests that wait for their turn; others are told when to come again."""
 log = logging.getLogger(__name__)
-Find = Callable[[Loaded, str, bytes], dict[str, Any]]
-"""Returns the answer to a body of a kind."""
+Find = Callable[[Loaded, str, bytes], "dict[str, Any] | Response"]
+"""Returns the answer to a body of a kind: JSON, unless it is one already."""
 NO_SITES: Mapping[str, Site] = {}
 
 
@@ -69,6 +80,8 @@ class Told(Response):
 
     by: Loaded | None = None
     """The model that gave the answer, if one did."""
+    json_bytes: int | None = None
+    """How many bytes of it are JSON, where others follow."""
 
 
 class NoSuch(HTTPException):
@@ -110,6 +123,7 @@ class ModelServer(HttpServer):
         self.figures = Figures(of_data="metrics" not in held_back)
         workers = min(cores(), MAX_WORKERS)
         self._pool = ThreadPoolExecutor(workers, "predict")
+        self._tallies = {name: Tally() for name in models}
         self._under_way = 0
         """Requests at work, and those that wait for their turn; changed by the server's loop."""
         self._most = workers + MAX_WAITING
@@ -121,9 +135,11 @@ class ModelServer(HttpServer):
             **{f"{one}/health": "health" for one in ("", model)},
             "/metrics": "metrics", "/openapi.json": "openapi",
             "/v2": "about", "/v2/health/live": "live", "/v2/health/ready": "ready",
+            "/v2/models/stats": "stats", "/v2/repository/index": "index",
         }  # fmt: skip
         for one in (v2, f"{v2}/versions/{{version}}"):
             places |= {one: "metadata", f"{one}/ready": "model_ready", f"{one}/infer": "infer"}
+            places |= {f"{one}/config": "config", f"{one}/stats": "stats"}
         self._description = described(places, models)
         routes = [
             Route(
@@ -170,17 +186,20 @@ class ModelServer(HttpServer):
 
     async def _infer(self, request: Request) -> HttpResponse:
         name, live = self._model(request)
+        begun, tally = time.monotonic_ns(), self._tallies[name]
 
-        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any]:
+        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any] | Response:
             _check_version(request.path_params.get("version"), now)
-            if "inference-header-content-length" in request.headers:
-                raise DataError(BINARY)
-            found, told = inferred(name, now.model, body)
+            json_bytes = request.headers.get(JSON_BYTES)
+            found, told, data = inferred(name, now.model, body, json_bytes, tally)
             told["parameters"] = {"sha256": now.sha256, "run": now.run}
-            return self._noted(name, now, found, told)
+            told = self._noted(name, now, found, told)
+            return _with_bytes(told, data, now) if data else told
 
         # tritonclient says no type; a page of another origin that does so is refused before
-        return await self._timed(name, live, request, find, (JSON_KIND, ""))
+        answer = await self._timed(name, live, request, find, (JSON_KIND, "", BYTES_KIND))
+        tally.end(time.monotonic_ns() - begun, is_well=answer.status_code == HTTPStatus.OK)
+        return answer
 
     def _noted(
         self, name: str, now: Loaded, found: Predictions, told: dict[str, Any]
@@ -276,7 +295,8 @@ class ModelServer(HttpServer):
         except FedtideError as error:
             return refused(HTTPStatus.SERVICE_UNAVAILABLE, printable(str(error)))
         try:
-            return _told(find(now, kind, body), by=now)
+            answer = find(now, kind, body)
+            return answer if isinstance(answer, Response) else _told(answer, by=now)
         except NoSuch as error:
             return refused(HTTPStatus.NOT_FOUND, error.detail)
         except TooFast as error:
@@ -315,6 +335,36 @@ class ModelServer(HttpServer):
     def _metadata(self, request: Request) -> HttpResponse:
         return self._of_model(request, lambda name, live, now: metadata(name, now.model))
 
+    def _config(self, request: Request) -> HttpResponse:
+        return self._of_model(request, lambda name, live, now: configuration(name, now.model))
+
+    def _stats(self, request: Request) -> HttpResponse:
+        """Tell what became of inferences since the server began, whichever version answered."""
+        names = [*self.models] if "model" not in request.path_params else [self._model(request)[0]]
+        told = [self._tallies[n].told(n, str(self.models[n].round)) for n in names]
+        return self.sent(_told({"model_stats": told}))
+
+    async def _index(self, request: Request) -> HttpResponse:
+        """List the models; a request may want those that are ready alone."""
+        try:
+            body = await asyncio.wait_for(_body_of(request), BODY_S)
+            wanted = json.loads(body or b"{}") if body is not None else None
+        except (TimeoutError, ClientDisconnect, ValueError, RecursionError):
+            wanted = None
+        if not isinstance(wanted, dict):
+            return self.sent(refused(HTTPStatus.BAD_REQUEST, 'a request is {} or {"ready": true}'))
+        told = await run_in_threadpool(self._known)
+        ready = [one for one in told if one["state"] == "READY" or wanted.get("ready") is not True]
+        return self.sent(_told(ready))
+
+    def _known(self) -> list[dict[str, str]]:
+        return [
+            {"name": name, "version": str(live.round), "state": "READY", "reason": ""}
+            if live.round
+            else {"name": name, "state": "UNAVAILABLE", "reason": "there is no model yet"}
+            for name, live in self.models.items()
+        ]
+
     def _model_ready(self, request: Request) -> HttpResponse:
         return self._of_model(request, lambda name, live, now: {"name": name, "ready": True})
 
@@ -332,7 +382,7 @@ class ModelServer(HttpServer):
 
     def _about(self, request: Request) -> HttpResponse:
         return self.sent(
-            _told({"name": "fedtide", "version": version("fedtide"), "extensions": []})
+            _told({"name": "fedtide", "version": version("fedtide"), "extensions": EXTENSIONS})
         )
 
     def _live(self, request: Request) -> HttpResponse:
@@ -370,6 +420,8 @@ class ModelServer(HttpServer):
         by = answer.by if isinstance(answer, Told) else None
         if live is None and len(self.models) == 1:
             (live,) = self.models.values()
+        if isinstance(answer, Told) and answer.json_bytes is not None:
+            found.headers[JSON_BYTES] = str(answer.json_bytes)
         if (named := by or (live.loaded if live else None)) is not None:
             found.headers.update({f"Fedtide-{name}": t for name, t in _named(named).items()})
         return found
@@ -454,7 +506,11 @@ def refused(status: HTTPStatus, line: str) -> Response:
     return _told({"error": line}, status)
 
 
-def _told(
-    facts: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK, by: Loaded | None = None
-) -> Response:
+def _with_bytes(facts: Mapping[str, Any], data: bytes, by: Loaded) -> Response:
+    """Return JSON with tensors as bytes behind it."""
+    text = f"{json_text(facts)}\n".encode()
+    return Told(text + data, BYTES_KIND, HTTPStatus.OK, by, len(text))
+
+
+def _told(facts: Any, status: HTTPStatus = HTTPStatus.OK, by: Loaded | None = None) -> Response:
     return Told(f"{json_text(facts)}\n".encode(), JSON, status, by)

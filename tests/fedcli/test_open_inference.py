@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedcli.runtime.deployed import Deployed
@@ -110,7 +111,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"inputs": [tensor([["1", 0.0]], (1, 2))]}, "no JSON array of numbers"),
     ({"inputs": [tensor([[True, 0.0]], (1, 2))]}, "true or false, which is no FP32"),
     ({"inputs": [tensor([[1, False]], (1, 2), datatype="INT8")]}, "which is no INT8"),
-    ({"inputs": [tensor()], "id": 7}, "the id of a request is a text"),
+    ({"inputs": [tensor()], "id": 7.5}, "the id of a request is a text, or a whole number"),
+    ({"inputs": [tensor()], "id": 2**53}, "the id of a request is a text, or a whole number"),
     ({"inputs": [tensor(shape=())]}, "it has 6 numbers, and its shape is []"),
     ({"inputs": [tensor(shape=(-1, 2))]}, "its shape is no list of sizes, such as [1, 2]"),
     ({"inputs": [tensor(shape=(1.5, 4))]}, "its shape is no list of sizes"),
@@ -120,12 +122,12 @@ REFUSED: list[tuple[Any, str]] = [
     ({"inputs": [tensor([1.0] * 6, (2, 3))]}, "the model takes [2]"),
     ({"inputs": [tensor([1.0, 0.0], [1] * 70 + [2])]}, "its shape is no list of sizes"),
     ({"inputs": [tensor([[float("nan"), 1]], (1, 2))]}, "not finite"),
-    ({"inputs": [{"name": "input", "shape": [1, 2], "datatype": "FP32"}]}, "binary_data=False"),
+    ({"inputs": [{"name": "input", "shape": [1, 2], "datatype": "FP32"}]}, "no data in JSON"),
     ({"inputs": [tensor()], "outputs": [{"name": "y"}]}, "outputs are probabilities and class"),
     ({"inputs": [tensor()], "outputs": "class"}, "outputs are probabilities and class"),
     (
-        {"inputs": [tensor()], "outputs": [{"name": "class", "parameters": {"binary_data": True}}]},
-        "neither binary_data nor classification",
+        {"inputs": [tensor()], "outputs": [{"name": "class", "parameters": {"classification": 1}}]},
+        "classification is not answered",
     ),
     *(
         ({"inputs": [tensor(datatype=kind, data=[[value, 0.0]], shape=(1, 2))]}, f"is no {kind}")
@@ -152,9 +154,106 @@ def test_a_request_that_does_not_fit_is_told_why_in_one_line(served, told, line)
     assert line in found["error"]
 
 
-def test_a_binary_request_and_another_model_or_version_are_refused(served):
-    head = {"Inference-Header-Content-Length": "20"}
-    assert "binary_data=False" in served("/v2/models/client-0/infer", b"{}", **head)[1]["error"]
+def in_bytes(of: Any, data: bytes) -> tuple[bytes, dict[str, str]]:
+    """Return a body of JSON with bytes behind it, and its headers."""
+    text = json.dumps(of).encode()
+    sent = {"Inference-Header-Content-Length": str(len(text)), "Content-Type": ""}
+    return text + data, sent
+
+
+@pytest.mark.parametrize("kind", ["<f4", "<f8", "<f2", "|i1", "<i2", "|u1", "|b1"])
+def test_tensors_travel_as_bytes_where_the_caller_wants_it(served, kind):
+    """tritonclient and KServe's client do so unless they are told otherwise, and got 400."""
+    x = np.array([[1, 0], [0, 0], [0, 1]]).astype(kind)
+    names = {"f": f"FP{8 * x.itemsize}", "i": f"INT{8 * x.itemsize}", "u": "UINT8", "b": "BOOL"}
+    head = {"name": "input", "shape": [3, 2], "datatype": names[x.dtype.kind]}
+    plain = served("/v2/models/client-0/infer", {"inputs": [tensor(x.astype(float).tolist())]})[1]
+    probabilities, classes = (one["data"] for one in plain["outputs"])
+    one = {**head, "parameters": {"binary_data_size": x.nbytes}}
+    asked = {"id": 7, "inputs": [one], "parameters": {"binary_data_output": True}}
+    body, headers = in_bytes(asked, x.tobytes())
+    connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)
+    connection.request("POST", "/v2/models/client-0/infer", body, headers)
+    answer = connection.getresponse()
+    sent, size = answer.read(), int(answer.headers["Inference-Header-Content-Length"])
+    connection.close()
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    told = json.loads(sent[:size])
+    assert told["id"] == 7
+    first, second = (output["parameters"]["binary_data_size"] for output in told["outputs"])
+    assert len(sent) == size + first + second
+    shares = np.frombuffer(sent[size : size + first], "<f4")
+    assert np.array_equal(shares, np.array(probabilities, np.float32))
+    texts, at = [], size + first
+    while at < len(sent):
+        length = int.from_bytes(sent[at : at + 4], "little")
+        texts.append(sent[at + 4 : at + 4 + length].decode())
+        at += 4 + length
+    assert texts == classes
+    asked["outputs"] = [{"name": "class", "parameters": {"binary_data": False}}]
+    body, headers = in_bytes(asked, x.tobytes())
+    assert served("/v2/models/client-0/infer", body, **headers)[1]["outputs"][0]["data"] == classes
+
+
+@pytest.mark.parametrize(
+    ("size", "data", "more", "line"),
+    [
+        (16, b"\0" * 8, {}, "not that of the bytes behind"),
+        ("8", b"\0" * 8, {}, "not that of the bytes behind"),
+        (7, b"\0" * 7, {}, "its 7 bytes are no numbers of FP32"),
+        (0, b"", {}, "its 0 bytes are no numbers of FP32"),
+        (8, b"\0" * 8, {"data": [1.0, 0.0]}, "of no tensor"),
+        (8, b"\0" * 8, {"shape": [2, 2]}, "it has 2 numbers, and its shape is [2, 2]"),
+        (8, b"\0\0\xc0\x7f" * 2, {}, "not finite"),
+        (2, b"\2\0", {"datatype": "BOOL"}, "is no BOOL"),
+    ],
+)
+def test_bytes_that_are_no_tensor_are_refused_in_one_line(served, size, data, more, line):
+    one = {"name": "input", "shape": [1, 2], "datatype": "FP32", **more}
+    one["parameters"] = {"binary_data_size": size}
+    body, headers = in_bytes({"inputs": [one]}, data)
+    status, told = served("/v2/models/client-0/infer", body, **headers)
+    assert (status, [*told]) == (400, ["error"])
+    assert line in told["error"]
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "9" * 9, "3", "1" * 5000])
+def test_a_length_of_json_that_is_none_is_refused(served, length):
+    body = json.dumps({"inputs": [tensor()]}).encode()
+    head = {"Inference-Header-Content-Length": length}
+    assert served("/v2/models/client-0/infer", body, **head)[0] == 400
+
+
+def test_configuration_statistics_and_the_index_of_models(served):
+    config = served("/v2/models/client-0/config")[1]
+    assert (config["name"], config["max_batch_size"]) == ("client-0", 0)
+    assert config["input"] == [{"name": "input", "data_type": "TYPE_FP32", "dims": [-1, 2]}]
+    assert config["output"][1] == {"name": "class", "data_type": "TYPE_STRING", "dims": [-1]}
+
+    def stats() -> dict[str, Any]:
+        (one,) = served("/v2/models/client-1/stats")[1]["model_stats"]
+        return dict(one)
+
+    before = stats()
+    served("/v2/models/client-1/infer", {"inputs": [tensor()]})
+    served("/v2/models/client-1/infer", {"inputs": []})
+    after = stats()
+    assert after["inference_count"] == before["inference_count"] + 3
+    assert after["execution_count"] == before["execution_count"] + 1
+    for what in ("success", "fail", "compute_infer"):
+        one, two = (x["inference_stats"][what] for x in (before, after))
+        assert two["count"] == one["count"] + 1
+        assert two["ns"] > one["ns"]
+    assert after["last_inference"] > 0
+    names = [one["name"] for one in served("/v2/models/stats")[1]["model_stats"]]
+    assert names == ["client-0", "client-1"]
+    ready = {"name": "client-0", "version": "1", "state": "READY", "reason": ""}
+    for asked in ({}, {"ready": True}, b""):
+        assert served("/v2/repository/index", asked)[1][0] == ready
+    assert served("/v2/repository/index", b"[1")[0] == 400
+
+
+def test_another_model_or_version_is_refused(served):
     several = "there are several models: ask at /models/NAME/…, NAME one of client-0, client-1"
     for path, line in (
         ("/v2/models/7", "there is no model '7'; there are client-0, client-1"),
@@ -170,12 +269,13 @@ def test_a_binary_request_and_another_model_or_version_are_refused(served):
 
 def test_the_description_has_every_path_and_each_of_them_answers(served):
     paths = served("/openapi.json")[1]["paths"]
-    assert len({json.dumps(one) for one in paths.values()}) == len(paths) == 19
+    assert len({json.dumps(one) for one in paths.values()}) == len(paths) == 25
     for path, methods in paths.items():
         place = path.replace("{model}", "client-0").replace("{version}", "1")
         ((method, about),) = methods.items()
         infers = {"inputs": [tensor()]}
         told = (infers if place.endswith("infer") else ROWS) if method == "post" else None
+        told = {} if place.endswith("index") else told
         status, _ = served(place, told)
         several = path in ("/predict", "/schema")  # of two models
         none = several or "feedback" in path  # they take no labels back
