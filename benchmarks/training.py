@@ -4,6 +4,7 @@
     python -m benchmarks.training --steps       # formats, fused steps, bfloat16
     python -m benchmarks.training --alignment   # FedAli's local training beside FedAvg's
     python -m benchmarks.training --replay      # rounds of methods with generators beside FedAvg's
+    python -m benchmarks.training --terms       # methods with terms of the weights beside FedAvg's
 
 The job on Fashion-MNIST also runs in bfloat16.
 A plain loop is what one would write without a framework: the clients' data as tensors, one process
@@ -75,6 +76,8 @@ REPLAYS: Mapping[str, Sequence[str]] = {
     "fedcil": ["global"],
 }
 """Methods that train a generator for each class, or one of all (FedCIL), and what is scored."""
+TERMS = ("fedprox", "feddyn", "scaffold")
+"""Methods whose loss has terms of the weights alone."""
 ALIGNED = (
     ("hart", (128, 6), [2048, 1024, 512, 256, 128, 64], 320),
     ("vit-tiny", (3, 32, 32), [128, 64], 160),
@@ -91,6 +94,7 @@ def main() -> None:
     parser.add_argument("--steps", action="store_true", help="single steps in place of rounds")
     parser.add_argument("--alignment", action="store_true", help="FedAli beside FedAvg")
     parser.add_argument("--replay", action="store_true", help="rounds of methods with generators")
+    parser.add_argument("--terms", action="store_true", help="FedProx and its kin beside FedAvg")
     parser.add_argument("--methods", nargs="+", default=list(REPLAYS), choices=list(REPLAYS))
     parser.add_argument("--nets", nargs="+", default=list(NETS)[:3], choices=list(NETS))
     parser.add_argument("--loop", nargs=3, help=argparse.SUPPRESS)
@@ -104,10 +108,40 @@ def main() -> None:
         tell("training_step", [_step_row(net) for net in options.nets])
     elif options.replay:
         tell("replay", _replay_rows(options.methods))
+    elif options.terms:
+        tell("terms", [_terms_row(net) for net in options.nets])
     elif options.alignment:
         tell("alignment", [_aligned_row(*case) for case in ALIGNED])
     else:
         tell("training", [_round_row(job, options.rounds, options.hosts) for job in options.jobs])
+
+
+def _terms_row(net: str) -> dict[str, Any]:
+    """Compare a client's eight steps of FedAvg with those of methods that hold it near weights."""
+    shape, batch = NETS[net]
+    stream = Examples(8 * batch, shape, torch.Generator().manual_seed(0))
+
+    def epoch(name: str) -> Any:
+        facts = {**DIGITS, "net": {"name": net}, "clients": 1, "batch_size": batch}
+        tables = experiment_tables(facts, 1) | {"method": {"name": name}}
+        method, run = make(name), RunFacts(experiment_of(tables), Problem(shape, 10))
+        ctx = ClientContext(run, 0, START, run.make_net().pack(), stream, torch.device("cpu"))
+        common, own = broadcast(method, ServerContext(run, START, (0,)), init_server(method, run))
+        payload, state = (
+            merged({"common": common, "personal": own.get(0, Bundle())}),
+            init_client(method, run, 0),
+        )
+        return lambda: train_locally(method, ctx, payload, state)
+
+    work = {name: epoch(name) for name in ("fedavg", *TERMS)}
+    took: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(8):
+        for name, train in work.items():
+            begun = time.process_time()
+            train()
+            took[name].append(time.process_time() - begun)
+    least = {name: min(seconds[1:]) for name, seconds in took.items()}
+    return {"net": net, **{name: least[name] / least["fedavg"] for name in TERMS}}
 
 
 # --- rounds ---------------------------------------------------------------------------------------

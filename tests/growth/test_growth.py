@@ -9,8 +9,9 @@ import gc
 import json
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any, cast
@@ -20,7 +21,10 @@ import pytest
 from rich.console import Console
 
 from benchmarks.secure_sum import World
+from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
+from fedmodels.config.columns import Columns
+from fedmodels.config.data import Data
 from fedmodels.methods import make
 from fedmodels.position import Stage, Task
 from fedmodels.secure_sum import keys
@@ -34,6 +38,9 @@ from fedsrv.engine.scores import Scores, client_rows
 from fedsrv.engine.summary import forgetting_of_streams
 from fedsrv.parts.open_plan import Growth, OpenPlan
 from fedsrv.parts.secure_group import SecureGroup
+from fedsrv.report.frame import group_runs
+from fedsrv.report.page import page
+from fedsrv.state.run_record import read_run
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.growth.counting import MOST, exponent, operations
@@ -325,3 +332,36 @@ def test_orders_of_an_open_run_are_counted_once():
 def _going_on(known: Sequence[Step], end: int) -> list[Step]:
     """Return steps of a growth: those before are the same, and all later ones are other ones."""
     return [*known[:end], *(Step(**vars(step)) for step in known[end:])]
+
+
+# --- rows of a report and columns of a table ------------------------------------------------------
+
+
+def test_a_report_costs_by_its_rows(whole_run, digits):
+    run = read_run(whole_run(tiny_experiment(), digits).out)
+
+    def written(rows: int) -> int:
+        many = [{**row, "interaction": n, "round": n}
+                for n, row in zip(range(rows), cycle(run.rows), strict=False)]  # fmt: skip
+        groups = group_runs([replace(run, rows=many)])
+        return operations(lambda: page(groups))
+
+    written(4)  # what is imported then
+    assert exponent({n: written(n) for n in (4, 12, 36)}) < MOST
+
+
+def test_a_table_costs_by_its_columns(tmp_path):
+    pytest.importorskip("pandas")
+
+    def read(columns: int) -> int:
+        place = tmp_path / str(columns)
+        place.mkdir()
+        lines = [",".join([*(f"c{n}" for n in range(columns)), "label"])]
+        lines += [",".join([*(f"{n}.{row}" for n in range(columns)), "ab"[row % 2]])
+                  for row in range(16)]  # fmt: skip
+        (place / "one.csv").write_text("\n".join(lines) + "\n")
+        data = Data(name="table", root=str(place), columns=Columns(label="label"))
+        return operations(lambda: load(data))
+
+    read(4)  # what is imported then
+    assert exponent({n: read(n) for n in (8, 24, 72)}) < MOST

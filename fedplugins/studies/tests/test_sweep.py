@@ -31,6 +31,7 @@ from fedplugins.studies.sweeping import run_sweep
 from fedsrv.report.frame import RunNumbers, difference, group_runs
 from fedsrv.state.run_record import read_run
 from tests.conftest import TABLES
+from tests.growth.counting import MOST, exponent, operations
 
 ROOT = Path(__file__).parents[3]
 STUDIES = sorted((ROOT / "benchmarks" / "studies").glob("*.toml"))
@@ -149,6 +150,16 @@ def test_every_method_runs_with_every_seed_in_every_setting(sweep, tmp_path):
     referred = tomllib.loads(plain[1].config)["evaluate"]["reference"]
     assert referred == str(tmp_path / "fedavg-seed0")
     assert "reference" not in tomllib.loads(plain[0].config).get("evaluate", {})
+
+
+def test_a_plan_costs_by_its_runs(sweep, tmp_path):
+    found = sweep()
+
+    def planned(seeds: int) -> int:
+        return operations(lambda: plan(found, tmp_path, list(found.methods), range(seeds)))
+
+    planned(1)  # what is imported then
+    assert exponent({n: planned(n) for n in (2, 6, 18)}) < MOST
 
 
 @pytest.mark.parametrize(
