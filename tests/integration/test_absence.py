@@ -1,6 +1,7 @@
 """Runs that go on without a client: one that never came, and one that did not come back."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -99,3 +100,37 @@ def test_with_wait_all_a_client_that_was_killed_changes_nothing(loopback, tmp_pa
     summary = run.finish(server, *clients)
     assert summary["state_sha256"] == alone["state_sha256"]
     assert len(records_of(run.out)) == len(records_of(tmp_path / "alone")) == 6
+
+
+def test_a_site_restored_from_a_backup_goes_on_once_it_is_recovered(loopback, tmp_path):
+    """With commands as its owner types them: the lost month is set aside, the new one learned."""
+    data, backup = tmp_path / "own", tmp_path / "backup"
+    for client in range(2):
+        own(data, client, class_names=["a", "b"])
+    schedule = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2}
+    experiment = tiny_experiment(
+        method="fedavg", net={"name": "mlp", "hidden": [4]}, schedule=schedule
+    ).model_copy(update={"scenario": None, "data": None})
+    run = loopback(experiment)
+    server = run.serve()
+    clients = [run.join(str(client), data=data) for client in range(2)]
+    server.wait_kind("commit", interaction=0)
+    shutil.copytree(data, backup)
+    add_task(data, 1, images(tmp_path / "may", "a", "b"))
+    server.wait_kind("commit", interaction=1)
+    clients[1].kill()
+    shutil.rmtree(data / "1")
+    shutil.copytree(backup / "1", data / "1")
+    add_task(data, 1, images(tmp_path / "june", "a", "b"))
+    refused = run.join("1", data=data)
+    assert refused.wait() != 0
+    assert "has other data as its task 1 than the run learned" in refused.output()
+    words = ("--client-id", 1, "--data", data, "--server", f"127.0.0.1:{run.port}")
+    status, said = run.fork_server.typed(tmp_path, "fedcli", "recover", *map(str, words))
+    assert (status, said.count("the data of task 1 are lost: set aside")) == (0, 1), said
+    clients[1] = run.join("1", data=data)
+    server.wait_kind("commit", interaction=2)
+    steer(f"127.0.0.1:{run.port}", close=True)
+    run.finish(server, *clients)
+    grown = [g["tasks"] for record in records_of(run.out) for g in record["growths"]]
+    assert grown == [[[0, 1], [1, 1]], [[1, 2]], [[1, 3]]]

@@ -557,6 +557,23 @@ def test_a_client_that_retires_is_not_waited_for(own, tmp_path, monkeypatch):
     assert said == [[1]] * 3
 
 
+def test_a_run_that_rests_says_who_is_away_and_whose_data_are_refused():
+    """Client 5 was set out, so nobody waits for it."""
+    stages: Any = Stages.__new__(Stages)
+    told, standings = [], {2: {"refused": "client 2 has the class 'Wolf'"}, 1: {"state": "away"}}
+    stages.store = SimpleNamespace(
+        experiment=SimpleNamespace(begins=Trigger()), aside=lambda: {5: 1},
+        ledger=SimpleNamespace(standings=lambda: standings),
+    )  # fmt: skip
+    stages._owed = {1: 2}
+    stages.events = SimpleNamespace(tell=lambda kind, **facts: told.append(facts["line"]))
+    stages._tell_rest({1, 2, 5})
+    assert told[0].startswith("the run waits for client 1, which did not learn all and left, and")
+    assert told[0].endswith(
+        "; away: client 2; what client 2 brought last is refused: client 2 has the class 'Wolf'"
+    )
+
+
 def test_wait_all_is_for_rounds_that_wait(own, tmp_path):
     def line(**tables: Any) -> str:
         with pytest.raises(ConfigError) as refused:
