@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from fedcli.gate.rules import Rules
     from fedcli.prediction import Predictions
+    from fedcli.runtime.link import Link
     from fedmodels.tensors.bundle import ClientId
 
 
@@ -489,20 +490,8 @@ def add_new_task(
     allowed = Rules.read(rules, allow_column=allow_column or ())
     root = _root_of(client_id, data, state_dir)
     if server is not None:
-        from fedcli.runtime.link import Link
-        from fedcli.runtime.own_certificate import channel_credentials
-        from fedmodels.config.places import check_address
-
-        check_address(server, "--server")
-        credentials = channel_credentials(tls_ca, tls_cert, tls_key)
-        if tls_crl is not None:
-            from fedpb.kept_lists import KeptLists
-            from fedpb.server_check import ServerCheck
-
-            lists = KeptLists(state_dir.absolute().parent if state_dir.exists() else None)
-            kept = lists.read, lists.keep
-            ServerCheck(server, tls_ca, tls_crl, tls_cert, tls_key, kept=kept)()
-        with closing(Link(server, credentials)) as link:
+        tls = tls_ca, tls_cert, tls_key
+        with closing(_link_to(server, tls, tls_crl, state_dir)) as link:
             how = how_cut(root, client_id, link, rules=allowed)
     else:
         how = how_cut(root, client_id, None, rules=allowed)
@@ -543,6 +532,56 @@ def drop_one_task(
 
     is_new = drop_task(_root_of(client_id, data, state_dir), client_id, task, why)
     typer.echo(f"client {client_id}: task {task} is set aside{'' if is_new else ' already'}")
+
+
+@app.command("recover")
+def recover_data(
+    client_id: Annotated[int, typer.Option(min=0, help="Whose data they are.")],
+    server: Server,
+    data: DataOfTasks = None,
+    state_dir: StateDir = Path("fedtide-state"),
+    tls_ca: Authority = None,
+    tls_cert: Certificate = None,
+    tls_key: Key = None,
+    tls_crl: Revoked = None,
+) -> None:
+    """Bring a client's data in order with its open run, after they came back from a backup.
+
+    Stop the client first. Tasks that the run knows and the site lost are set aside, tasks that are
+    new get numbers behind them, and the directory as it was stays beside.
+    """
+    set_up_logging(LogLevel.INFO)
+    from fedcli.data.store.recovering import recover_tasks
+    from fedmodels.data_description import ClientFile, parsed
+    from fedpb.tables import client_json_of
+
+    root = _root_of(client_id, data, state_dir)
+    with closing(_link_to(server, (tls_ca, tls_cert, tls_key), tls_crl, state_dir)) as link:
+        reply = link.prepare(client_id, has_cut=True, wants_known=True)
+    if not reply.HasField("known"):
+        raise ConfigError(f"{server} does not tell what it knows of data: update fedsrv there")
+    known = parsed(client_json_of(reply.known), f"{server}: its client {client_id}", ClientFile)
+    typer.echo(f"client {client_id}: {recover_tasks(root, client_id, known)}")
+
+
+def _link_to(
+    server: str, tls: tuple[Path | None, Path | None, Path | None], crl: Path | None, states: Path
+) -> Link:
+    """Return a link to a coordinator, by the options of a command."""
+    from fedcli.runtime.link import Link
+    from fedcli.runtime.own_certificate import channel_credentials
+    from fedmodels.config.places import check_address
+
+    check_address(server, "--server")
+    credentials = channel_credentials(*tls)
+    if crl is not None:
+        from fedpb.kept_lists import KeptLists
+        from fedpb.server_check import ServerCheck
+
+        lists = KeptLists(states.absolute().parent if states.exists() else None)
+        ca, cert, key = tls
+        ServerCheck(server, ca, crl, cert, key, kept=(lists.read, lists.keep))()
+    return Link(server, credentials)
 
 
 def _root_of(client: int, data: Path | None, state_dir: Path) -> Path:

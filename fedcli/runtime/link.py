@@ -224,14 +224,20 @@ class Link:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def prepare(self, client: ClientId, *, has_cut: bool = False) -> rpc.PrepareResponse:
+    def prepare(
+        self, client: ClientId, *, has_cut: bool = False, wants_known: bool = False
+    ) -> rpc.PrepareResponse:
         """Ask what the run is, and how it wants a client's own files cut, unless they are cut.
+
+        With ``wants_known``, also ask what it knows of the client's data.
 
         Raises:
             ConfigError: the run says nothing of it, by the server's line.
             LinkError: the server refused, with its line; or another run is served by now.
         """
-        request = rpc.PrepareRequest(client_id=str(client), protocol=PROTOCOL, has_cut=has_cut)
+        request = rpc.PrepareRequest(
+            client_id=str(client), protocol=PROTOCOL, has_cut=has_cut, wants_known=wants_known
+        )
         passed = self._passed("Prepare", request)
         try:
             reply: rpc.PrepareResponse = self._patiently(

@@ -143,10 +143,12 @@ class Admission:
         self._check_moments(client, profile)
         self._check_tasks(client, profile)
 
-    def knows(self, client: int) -> bool:
-        """Tell whether a client has ever described its data to this run."""
+    def known(self, client: ClientId) -> str | None:
+        """Return how a client last described its data to this run; None where it never did."""
         with self._lock:
-            return client in self._known or client in self._said
+            if (said := self._said.get(client)) is not None:
+                return said.text
+            return self._known.get(client) if isinstance(client, int) else None
 
     def _check_fits(self, client: ClientId, profile: Profile, text: str) -> None:
         """Check a description against the run's problem, and against the client's earlier one."""

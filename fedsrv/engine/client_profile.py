@@ -57,6 +57,9 @@ class Profile:
     drifted: Mapping[int, str] = field(default_factory=dict)
     """What had moved in the inputs that the client's live model was asked, before a task came."""
 
+    digests: Mapping[int, str] = field(default_factory=dict)
+    """What tells the content of tasks apart, of tasks that were added at the site."""
+
     @property
     def num_tasks(self) -> int:
         """Return how many tasks the client has."""
@@ -155,6 +158,7 @@ class Profile:
             again={n: t.again for n, t in enumerate(said.tasks) if t.again},
             unusual={n: printable(t.unusual) for n, t in enumerate(said.tasks) if t.unusual},
             drifted={n: printable(t.drifted) for n, t in enumerate(said.tasks) if t.drifted},
+            digests={n: t.digest for n, t in enumerate(said.tasks) if t.digest},
             set_aside={n: printable(t.why) for n, t in enumerate(said.tasks) if t.set_aside},
         )
 

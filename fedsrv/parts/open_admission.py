@@ -183,18 +183,22 @@ class OpenAdmission(Admission):
         if profile.num_tasks < before.num_tasks:
             raise PayloadError(
                 f"client {client} has {profile.num_tasks} tasks, and had {before.num_tasks}: "
-                "put back its client.json, which counts earlier tasks whose data are gone"
+                "put back its client.json, which counts earlier tasks whose data are gone, or let "
+                f"{_recover(client)} write it as the run knows it"
             )
         if profile.classes[: len(before.classes)] != before.classes:
             raise PayloadError(
                 f"client {client} calls its classes {listed(profile.classes)}, and called "
                 f"them {listed(before.classes)}: new ones come behind those that it had"
             )
-        same = all(
-            _begins_with(getattr(profile, part), getattr(before, part))
-            for part in ("train", "test")
-        )
-        if not same or _fixed_part(known) != _fixed_part(text):
+        if (task := _first_other(profile, before)) is not None:
+            raise PayloadError(
+                f"client {client} has other data as its task {task} than the run learned under "
+                f"that number, as a site has that went on from an earlier backup: "
+                f"{_recover(client)} puts what is new behind the {before.num_tasks} tasks that "
+                "the run knows, and sets those aside whose data are lost"
+            )
+        if _fixed_part(known) != _fixed_part(text):
             raise PayloadError(
                 f"client {client} had other data in its first {before.num_tasks} tasks; an "
                 "open run takes new tasks behind those that it knows"
@@ -243,10 +247,27 @@ def first_classes(experiment: Experiment, announced: Mapping[int, Names]) -> Nam
     return named + new_classes(named, [announced[client] for client in sorted(announced)])
 
 
-def _begins_with(table: CountTable, before: CountTable) -> bool:
-    """Tell whether counts (T', K') begin with (T, K), and have nothing of new classes there."""
-    tasks, classes = before.shape
-    return np.array_equal(table[:tasks, :classes], before) and not table[:tasks, classes:].any()
+def _recover(client: ClientId) -> str:
+    return f"fedcli recover --client-id {client} at its site"
+
+
+def _first_other(profile: Profile, before: Profile) -> int | None:
+    """Return the first task that has other counts or content than before; None where none has.
+
+    Of tasks without a digest, as in runs of before, the counts alone tell.
+    """
+    counts = ((profile.train, before.train), (profile.test, before.test))
+    for task in range(before.num_tasks):
+        is_same = all(_begins_with(now[task], had[task]) for now, had in counts)
+        wanted = before.digests.get(task)
+        if not is_same or (wanted and profile.digests.get(task) != wanted):
+            return task
+    return None
+
+
+def _begins_with(counts: CountTable, before: CountTable) -> bool:
+    """Tell whether the counts of a task (K',) begin with (K,), and have nothing of new classes."""
+    return np.array_equal(counts[: len(before)], before) and not counts[len(before) :].any()
 
 
 def _fixed_part(text: str) -> dict[str, Any]:

@@ -221,7 +221,7 @@ class RemoteCohort:
                     raise PayloadError(
                         f"client {client} takes no part in this run any more: {self._out[client]}"
                     )
-                is_known = self.admission is not None and self.admission.knows(client)
+                is_known = self.admission is not None and self.admission.known(client) is not None
                 if client not in self.sessions and not is_known:
                     raise PayloadError(
                         f"client {client} has never joined this run, so nobody is to be told; "

@@ -30,8 +30,9 @@ from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
 from fedpb.codec import Encoded, messages
 from fedpb.frames import unpacked
 from fedpb.orders import WITHOUT_PAYLOAD
-from fedpb.tables import client_json_of, table_of
+from fedpb.tables import client_json_of, description_of, table_of
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedpb.v1.description_pb2 import ClientDescription
 from fedsrv.engine.admission import OtherPartition
 from fedsrv.events import Event, EventLog
 from fedsrv.identity.guard import Guard, NotYours
@@ -231,12 +232,24 @@ class Service:
         if not request.has_cut:
             self._check_says_how_to_cut(client)
         return rpc.PrepareResponse(
+            known=self._known(client) if request.wants_known else None,
             data=table_of(self._data or {}),
             seed=self._seed,
             announce=self._announce,
             run_id=self.run_id,
             experiment=self.experiment,
         )
+
+    def _known(self, client: ClientId) -> ClientDescription:
+        """Return how a client of an open run last described its data; PayloadError if it did not.
+
+        Over mutual TLS, it is the client that asks.
+        """
+        self._check_open()
+        admission = self.cohort.admission
+        if admission is None or (text := admission.known(client)) is None:
+            raise PayloadError(f"client {client} never told this run of its data")
+        return description_of(text)
 
     def _check_says_how_to_cut(self, client: ClientId) -> None:
         """Check that the config says how a client's own files are cut; PayloadError if not."""

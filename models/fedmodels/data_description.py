@@ -131,6 +131,9 @@ class TaskCounts(_File):
     """In words, in which ways it is not like the client's earlier tasks; empty where it is."""
     drifted: Annotated[str, Field(max_length=MAX_WHY)] = ""
     """In words, what had moved in the inputs that the client's model was asked before it came."""
+    digest: Annotated[str, Field(pattern=r"^([0-9a-f]{32})?$")] = ""
+    """Which data it has under its number, where it was added to an open run: a keyed hash
+    (``fedcli/data/store/task_digests.py``)."""
 
     @model_serializer(mode="wrap")
     def _text(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -244,13 +247,19 @@ def read_file(path: Path, kind: type[File]) -> File:
     try:
         with open_regular(path) as file:
             # some editors begin a file with a mark
-            return kind.model_validate_json(file.read().removeprefix(BOM_UTF8))
+            return parsed(file.read().removeprefix(BOM_UTF8), path, kind)
     except FileNotFoundError:
         raise DataError(f"{path} is missing") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {reason_of(error)}") from None
+
+
+def parsed(text: str | bytes, where: object, kind: type[File]) -> File:
+    """Read the text of a JSON description; DataError if it says what it must not."""
+    try:
+        return kind.model_validate_json(text)
     except ValidationError as error:
-        raise DataError(f"{path}: {first_fault(error)}") from None
+        raise DataError(f"{where}: {first_fault(error)}") from None
 
 
 def first_fault(error: ValidationError) -> str:

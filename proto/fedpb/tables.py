@@ -171,7 +171,7 @@ def _task_of(task: description_pb2.TaskCounts) -> dict[str, Any]:
     found: dict[str, Any] = {"train": list(task.train), "test": list(task.test)}
     more = {
         "set_aside": task.set_aside, "why": task.why, "again": task.again, "unusual": task.unusual,
-        "drifted": task.drifted,
+        "drifted": task.drifted, "digest": task.digest,
     }  # fmt: skip
     return found | {key: value for key, value in more.items() if value}
 

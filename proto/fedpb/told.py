@@ -47,7 +47,8 @@ parts:
   PrototypeSet.labels PrototypeSet.counts GeneratorUpdate.tensors LabelHistogram.round
   LabelHistogram.total Table.entries Entry.value Value.list Value.table ValueList.values
 config:
-  PrepareRequest.protocol PrepareRequest.has_cut JoinRequest.protocol JoinSeveralRequest.protocol
+  PrepareRequest.protocol PrepareRequest.has_cut PrepareRequest.wants_known
+  JoinRequest.protocol JoinSeveralRequest.protocol
   JoinRequest.run_id JoinSeveralRequest.run_id ClientDescription.format
   ClientDescription.input_shape ClientDescription.num_classes ClientDescription.scale
   ClientDescription.counted Counts.view Counts.rule Counts.test_set Confusion.view
@@ -59,6 +60,7 @@ random:
   SecureAnswer.mask_key SecureAnswer.own_digest SealedShare.sealed SealedShare.pair_digest
   SealedShare.own_digest OpenedShare.pair OpenedShare.own SecureAnswer.signature
   SecureAnswer.certificates EnrolRequest.secret EnrolRequest.request Report.state_sha256
+  TaskCounts.digest
 place:
   PrepareRequest.client_id JoinRequest.client_id Joining.client_id Waiting.client_id
   PushHeader.client_id BeatRequest.client_id LeaveRequest.client_id Leaving.client_id

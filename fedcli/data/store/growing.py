@@ -55,6 +55,7 @@ from fedcli.data.store.own_files import How
 from fedcli.data.store.people import keys_of, new_salt, people_table, salt_of
 from fedcli.data.store.repeats import Before, Compared, compared
 from fedcli.data.store.site import changed_recipe, loaded, recipe_now, remember_recipe
+from fedcli.data.store.task_digests import content_of, digest_of
 from fedcli.data.store.usual import cells_of, comparable, counting, earlier_cells, unlike
 from fedmodels.class_names import near
 from fedmodels.config.data import OF_IMAGES, Data, Repeats, Unusual
@@ -253,13 +254,11 @@ def _added(
     grown.file = file
     notes = (*map(str, arrived(grown, dataset)), *(f"{UNUSUAL}: {line}" for line in unusual))
     if drifted:
-        last = file.tasks[-1].model_copy(update={"drifted": printable(drifted, MAX_WHY)})
-        file = file.model_copy(update={"tasks": (*file.tasks[:-1], last)})
+        file = _with_last(file, drifted=printable(drifted, MAX_WHY))
     if unusual:
         why = printable("; ".join(unusual), MAX_WHY - len(UNUSUAL) - 2)
         mark = {"unusual": why} if keeps else {"set_aside": True, "why": f"{UNUSUAL}: {why}"}
-        last = file.tasks[-1].model_copy(update=mark)
-        file = file.model_copy(update={"tasks": (*file.tasks[:-1], last)})
+        file = _with_last(file, **mark)
         if not keeps and file.transform is not None:  # --unusual tell reads the same rows again
             before = (held.file.transform or {}).get("mark")
             rest = {k: v for k, v in file.transform.items() if k != "mark"}
@@ -272,11 +271,13 @@ def _added(
     if not held.states_counts:  # a folder that is there would be counted
         write_about(held.directory, held.file)
     place = held.directory / f"task-{held.num_tasks}"
+    salt = salt_of(held) or new_salt(held.directory)
     people = None
     if dataset.train.wholes is not None and dataset.test.wholes is not None and dataset.whole_names:
-        salt = salt_of(held) or new_salt(held.directory)
         keys = keys_of(dataset.whole_names, salt)
         people = people_table(keys, dataset.train.wholes, dataset.test.wholes)
+    content = content_of([(part.x, part.y) for part in (dataset.train, dataset.test)], file.classes)
+    file = _with_last(file, digest=digest_of(salt, held.num_tasks, content))
     _write_task(place, dataset, made, people)
     write_about(held.directory, file)
     new = file.classes[held.file.num_classes :]
@@ -305,6 +306,12 @@ def _write_task(
     write_atomically(part_of / SOURCE, json.dumps(dict(made)) + "\n", sync=True)
     os.rename(part_of, place)
     sync_path(place.parent)
+
+
+def _with_last(file: ClientFile, **facts: object) -> ClientFile:
+    """Return a description with more facts of its last task."""
+    last = file.tasks[-1].model_copy(update=facts)
+    return file.model_copy(update={"tasks": (*file.tasks[:-1], last)})
 
 
 def write_about(directory: Path, file: ClientFile) -> None:
@@ -634,14 +641,14 @@ class Incoming:
         """Move away what cannot become a task, and say why."""
         log.error("client %s: %s is no task: %s", self._client, source.name, why)
         (self.place / REFUSED).mkdir(exist_ok=True)
-        target = _free(self.place / REFUSED / source.name)
+        target = free_path(self.place / REFUSED / source.name)
         write_atomically(target.with_name(f"{target.name}.txt"), why + "\n")
         source.rename(target)
 
     def _move(self, source: Path, was: Stamps) -> None:
         """Move away what was taken, and remember what it was then."""
         (self.place / TAKEN).mkdir(exist_ok=True)
-        target = _free(self.place / TAKEN / source.name)
+        target = free_path(self.place / TAKEN / source.name)
         source.rename(target)
         self._taken[target] = was
         for oldest in [*self._taken][:-MAX_LOOKED_AT]:
@@ -668,7 +675,7 @@ class Incoming:
         self._told = line
 
 
-def _free(path: Path) -> Path:
+def free_path(path: Path) -> Path:
     """Return a path that nothing has: this one, or one with a number behind its name."""
     found, number = path, 1
     while found.exists():

@@ -45,30 +45,34 @@ FAILURE_REASON_CONFIG: FailureReason
 FAILURE_REASON_TRAINING: FailureReason
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("client_id", "protocol", "has_cut")
+    __slots__ = ("client_id", "protocol", "has_cut", "wants_known")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HAS_CUT_FIELD_NUMBER: _ClassVar[int]
+    WANTS_KNOWN_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     protocol: int
     has_cut: bool
-    def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ..., has_cut: bool = ...) -> None: ...
+    wants_known: bool
+    def __init__(self, client_id: _Optional[str] = ..., protocol: _Optional[int] = ..., has_cut: bool = ..., wants_known: bool = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
-    __slots__ = ("data", "seed", "announce", "run_id", "experiment", "places")
+    __slots__ = ("data", "seed", "announce", "run_id", "experiment", "known", "places")
     DATA_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EXPERIMENT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     PLACES_FIELD_NUMBER: _ClassVar[int]
     data: _table_pb2.Table
     seed: int
     announce: str
     run_id: str
     experiment: _table_pb2.Table
+    known: _description_pb2.ClientDescription
     places: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ..., run_id: _Optional[str] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, data: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., seed: _Optional[int] = ..., announce: _Optional[str] = ..., run_id: _Optional[str] = ..., experiment: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., known: _Optional[_Union[_description_pb2.ClientDescription, _Mapping]] = ..., places: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Head(_message.Message):
     __slots__ = ("number", "link")

@@ -38,7 +38,7 @@ class ClientDescription(_message.Message):
     def __init__(self, format: _Optional[int] = ..., dataset: _Optional[str] = ..., input_shape: _Optional[_Iterable[int]] = ..., num_classes: _Optional[int] = ..., scale: _Optional[float] = ..., mean: _Optional[_Iterable[float]] = ..., std: _Optional[_Iterable[float]] = ..., class_names: _Optional[_Iterable[str]] = ..., partition: _Optional[_Union[_table_pb2.Table, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[TaskCounts, _Mapping]]] = ..., name: _Optional[str] = ..., counted: _Optional[str] = ..., recipe: _Optional[str] = ...) -> None: ...
 
 class TaskCounts(_message.Message):
-    __slots__ = ("train", "test", "set_aside", "why", "again", "unusual", "drifted")
+    __slots__ = ("train", "test", "set_aside", "why", "again", "unusual", "drifted", "digest")
     TRAIN_FIELD_NUMBER: _ClassVar[int]
     TEST_FIELD_NUMBER: _ClassVar[int]
     SET_ASIDE_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class TaskCounts(_message.Message):
     AGAIN_FIELD_NUMBER: _ClassVar[int]
     UNUSUAL_FIELD_NUMBER: _ClassVar[int]
     DRIFTED_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     train: _containers.RepeatedScalarFieldContainer[int]
     test: _containers.RepeatedScalarFieldContainer[int]
     set_aside: bool
@@ -53,4 +54,5 @@ class TaskCounts(_message.Message):
     again: int
     unusual: str
     drifted: str
-    def __init__(self, train: _Optional[_Iterable[int]] = ..., test: _Optional[_Iterable[int]] = ..., set_aside: bool = ..., why: _Optional[str] = ..., again: _Optional[int] = ..., unusual: _Optional[str] = ..., drifted: _Optional[str] = ...) -> None: ...
+    digest: str
+    def __init__(self, train: _Optional[_Iterable[int]] = ..., test: _Optional[_Iterable[int]] = ..., set_aside: bool = ..., why: _Optional[str] = ..., again: _Optional[int] = ..., unusual: _Optional[str] = ..., drifted: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -140,6 +141,7 @@ def held(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_a_kill_at_any_step_leaves_the_old_data_or_the_new(held, tmp_path, monkeypatch):
     """What a killed process leaves is cleaned by the next one, and nothing is added twice."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
+    monkeypatch.setattr(secrets, "token_bytes", lambda size: b"k" * size)
     source, old = arrays(tmp_path / "month", "0 1 3"), open_data(held, 1).announcement()
     saved = tmp_path / "saved"
     shutil.copytree(held, saved)

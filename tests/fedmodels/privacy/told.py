@@ -36,7 +36,7 @@ COVERS = (
 """What a field may be, beside the names of ``allow``."""
 _MESSAGES = """
 parts:
-  PushSeveralRequest.results Event.refused Refused.line JoinResponse.refused
+  PrepareResponse.known PushSeveralRequest.results Event.refused Refused.line JoinResponse.refused
   AnnounceResponse.refused Order.class_changes SteerRequest.class_changes SteerResponse.classes
   JoinResponse.history JoinSeveralResponse.joined LeaveResponse.history BeatResponse.history
   History.head PullHeader.order PullHeader.parts PullResponse.header SecureSum.peers

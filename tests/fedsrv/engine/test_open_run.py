@@ -20,12 +20,14 @@ import pytest
 import fedtide
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.growing import add_task
+from fedcli.data.store.recovering import recover_tasks
 from fedcli.data.store.stream import TaskStream
 from fedcli.data.store.validation import Validation
 from fedmodels.config.data import Data
 from fedmodels.config.experiment import Trigger
 from fedmodels.config.open_changes import waits_for_most
 from fedmodels.config.training import LrSchedule
+from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.position import Interaction
 from fedmodels.run_classes import RunClasses
@@ -668,9 +670,9 @@ def test_a_class_that_the_config_does_not_list_may_come_to_an_open_run():
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        (described([3, 4], [1, 1]), "had other data in its first 1 tasks"),
+        (described([3, 4], [1, 1]), "has other data as its task 0 than the run learned"),
         (described([3, 3], [1, 1], dataset="others"), "had other data in its first 1 tasks"),
-        (described([3, 3, 1], [1, 1, 1]), "had other data"),
+        (described([3, 3, 1], [1, 1, 1]), "has other data as its task 0"),
         (described([3, 3], class_names=["a", "b"]), "calls its classes"),
         (described([3, 3], [1, 1], input_shape=[2]), "has inputs [2]"),
         (described([3, 3, *[0] * 9], [1, 1, *[1] * 9]), "[schedule] max_classes = 10"),
@@ -713,6 +715,57 @@ def test_fewer_tasks_than_before_are_refused():
     taken.admit(0, described([3, 3], [1, 1]))
     with pytest.raises(PayloadError, match="has 1 tasks, and had 2: put back its client"):
         taken.check(0, described([3, 3]))
+
+
+@pytest.mark.parametrize(
+    ("now", "task"),
+    [(["a", "b"], None), (["a", "c"], 2), (["c", "c"], 1), (["a", ""], 2), (["a", "b", "d"], None)],
+)
+def test_a_task_is_the_one_that_was_learned_by_its_content(now, task):
+    """The counts are equal everywhere; digests of letters stand for those of contents."""
+    texts = []
+    for letters in (["a", "b"], now):
+        about = json.loads(described([3, 3], *[[1, 1]] * len(letters)))
+        for counts, letter in zip(about["tasks"][1:], letters, strict=True):
+            counts |= {"digest": letter * 32} if letter else {}
+        texts.append(json.dumps(about))
+    taken = admission()
+    taken.admit(0, texts[0])
+    if task is None:
+        taken.check(0, texts[1])
+        return
+    with pytest.raises(PayloadError) as refused:
+        taken.check(0, texts[1])
+    line = str(refused.value)
+    assert f"has other data as its task {task} than the run learned under that number" in line
+    assert "fedcli recover --client-id 0 at its site puts what is new behind the 3 tasks" in line
+
+
+def test_a_task_without_a_digest_goes_by_its_counts():
+    """As in runs of before: the run does not know the digest that the site has by now."""
+    taken = admission()
+    about = json.loads(described([3, 3]))
+    about["tasks"][0]["digest"] = "a" * 32
+    taken.check(0, json.dumps(about))
+
+
+def test_a_restored_site_learns_its_new_month_behind_those_of_the_run(own, tmp_path, caplog):
+    """It has as many examples as the lost one, and so it was taken for that, and never learned."""
+    assert opened(own, tmp_path / "run") is None
+    shutil.copytree(own, tmp_path / "backup")
+    add_task(own, 0, arrays_in(tmp_path / "in" / "may", [0, 1], 1))
+    assert opened(own, tmp_path / "run") is None
+    assert growths_of(tmp_path / "run")[-1][1] == [[0, 2]]
+    known = ClientFile.model_validate_json(ClientData(own / "0").announcement())
+    shutil.rmtree(own)
+    shutil.copytree(tmp_path / "backup", own)
+    add_task(own, 0, arrays_in(tmp_path / "in" / "june", [0, 1], 2))
+    assert opened(own, tmp_path / "run") is None
+    assert "has other data as its task 1 than the run learned" in caplog.messages[-1]
+    found = recover_tasks(own, 0, known)
+    assert (found.lost, found.moved) == ([1], {1: 2})
+    assert opened(own, tmp_path / "run") is None
+    assert growths_of(tmp_path / "run")[-1][1] == [[0, 3]]
 
 
 def test_a_method_that_cannot_grow_refuses_new_classes_in_a_line():

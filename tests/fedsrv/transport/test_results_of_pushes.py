@@ -13,7 +13,7 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb import AGAIN_AFTER, PROTOCOL
 from fedpb.codec import encode
-from fedpb.tables import values_of
+from fedpb.tables import client_json_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip, UploadForm
@@ -234,3 +234,20 @@ def test_a_site_hears_what_the_run_is_before_it_joins(world):
     asked.has_cut = False
     with pytest.raises(Refused, match=r"has no \[data\]"):
         service.prepare(asked, Context())
+
+
+def test_a_site_that_lost_data_hears_what_an_open_run_knows_of_them(world, monkeypatch):
+    service = Service("run", {"schedule": {"open": True}}, world.cohort, world.events)
+    monkeypatch.setattr(service, "_set_aside", lambda client, task, why: None)
+    asked = rpc.PrepareRequest(client_id="0", protocol=PROTOCOL, has_cut=True)
+    assert not service.prepare(asked, Context()).HasField("known"), "nobody asked"
+    asked.wants_known = True
+    monkeypatch.setattr(world.cohort, "admission", Admission({}))
+    with pytest.raises(Refused, match="client 0 never told this run of its data"):
+        service.prepare(asked, Context())
+    known = {0: PROFILE}
+    monkeypatch.setattr(world.cohort, "admission", Admission(known))
+    told = service.prepare(asked, Context()).known
+    assert json.loads(client_json_of(told))["tasks"] == json.loads(known[0])["tasks"]
+    with pytest.raises(Refused, match="open"):
+        Service("run", {}, world.cohort, world.events).prepare(asked, Context())
