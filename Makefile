@@ -160,7 +160,7 @@ golden: $(STAMP)  ## write the golden traces anew; review the diff
 docs: $(STAMP)  ## build the documentation site into build/site; a warning is an error
 	$(PYTHON) -m pip install --quiet --editable '.[docs]'
 	mkdir -p build
-	for page in combinations commands configuration monitoring schema privacy times; do \
+	for page in combinations commands configuration monitoring presets schema privacy times; do \
 		$(PYTHON) docs/site/$$page.py > build/$$page.md && mv build/$$page.md docs/$$page.md || exit 1; done
 	$(PYTHON) docs/site/limits.py
 	$(PYTHON) docs/site/plugins.py > build/plugins.json && mv build/plugins.json models/fedmodels/

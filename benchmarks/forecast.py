@@ -26,7 +26,7 @@ from fedmodels.config_file import read_experiment
 from fedsrv.events import Event
 from fedtide.inprocess import run_in_process
 
-CONFIG = Path(__file__).parent.parent / "examples" / "quickstart.toml"
+CONFIG = Path(__file__).parent.parent / "examples" / "start" / "three-tasks.toml"
 
 
 def main() -> None:

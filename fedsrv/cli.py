@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -59,34 +58,6 @@ for further in usable("fedsrv.commands"):
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; a user's mistake is one line, never a traceback."""
     run_command(app, arguments, "FEDSRV")
-
-
-def _presets(begun: str) -> list[str]:
-    from fedmodels.config.presets import presets
-
-    return [name for name in presets() if name.startswith(begun)]
-
-
-@app.command()
-def init(
-    preset: Annotated[
-        str | None,
-        typer.Argument(help="One of the list; by default all.", autocompletion=_presets),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file; PRESET.toml unless given.")] = None,
-) -> None:
-    """List the configs that come with fedtide, or copy one to begin with."""
-    from fedmodels.config.presets import presets
-    from fedsrv.presets import about, copy_preset
-
-    if preset is None:
-        for name in presets():
-            typer.echo(f"{name:30} {about(name)}")
-        return
-    place = out or Path(f"{preset}.toml")
-    copy_preset(preset, place)
-    given = shlex.quote(str(place))
-    typer.echo(f"written to {place}: run it with  fedsrv launch {given} --out run")
 
 
 @app.command()

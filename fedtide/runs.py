@@ -15,7 +15,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedmodels.config.presets import preset_directory, presets
+from fedmodels.config.presets import config_file, presets
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
 from fedmodels.files import require_utf8
 from fedmodels.numerics.metric_tables import FIGURES
@@ -411,11 +411,8 @@ def _file_of(config: str | os.PathLike[str]) -> Path:
             f"the config is a {type(config).__name__}; "
             "give a TOML file, a mapping or a preset's name"
         )
-    path = Path(config)
-    preset = preset_directory() / f"{config}.toml"
+    path = config_file(Path(config))
     if not path.suffix and (path.is_dir() or not path.exists()):
-        if preset.exists():
-            return preset
         from fedmodels.errors import suggestion
 
         raise ConfigError(

@@ -113,7 +113,9 @@ ROOMS = {
         "parts", "joining", "prediction", "predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
-    "fedplugins": ("baselines", "drift", "methods", "queues", "studies", "trackers"),
+    "fedplugins": (
+        "baselines", "drift", "methods", "presets", "queues", "studies", "trackers",
+    ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""
 FOR_METHODS = tuple(f"fedmodels.methods.{n}" for n in ("fedavg", "register"))

@@ -1,6 +1,6 @@
 """Methods in which some clients attack: they change what they upload, or what they train on.
 
-    fedsrv launch examples/quickstart.toml --out run \
+    fedsrv launch quickstart --out run \
         --set method.name=benchmarks/attacks/attackers.py:AttackedFedAvg \
         --set method.attack=sign_flip --set method.attackers=2
 

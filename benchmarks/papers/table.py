@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.config.presets import preset_file
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedplugins.studies.plan import config_for
@@ -176,7 +177,9 @@ class Shown:
             sets.remove(item)
             preset = item.removeprefix("preset=")
         if preset not in self._presets:
-            self._presets[preset] = tomllib.loads((ROOT / "examples" / preset).read_text())
+            self._presets[preset] = tomllib.loads(
+                preset_file(preset.removesuffix(".toml")).read_text()
+            )
         method = f"{self.table.rows[row]} {self.table.apart.get(row, {}).get(setting, '')}"
         return config_for(self._presets[preset], method, sets)
 

@@ -1,7 +1,7 @@
 """A minimal prototype method: embeddings are pulled towards the global class means.
 
-fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/anchored.py:Anchored
-"""  # noqa: E501
+fedsrv launch quickstart --out run --set method.name=examples/extend/anchored.py:Anchored
+"""
 
 from dataclasses import replace
 from typing import Any

@@ -5,8 +5,8 @@ https://arxiv.org/abs/1909.06335
 
 ``[server_optimizer]`` offers this for every method; here it shows the use of ``finish``.
 
-    fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/fedavgm.py:FedAvgM
-"""  # noqa: E501
+    fedsrv launch quickstart --out run --set method.name=examples/extend/fedavgm.py:FedAvgM
+"""
 
 from fedtide import Bundle, FedAvg, Reduced, ServerContext, ServerState, Uploads
 

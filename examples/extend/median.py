@@ -4,7 +4,7 @@ Yin et al., Byzantine-Robust Distributed Learning, ICML 2018. https://arxiv.org/
 
 ``[server] reduce = "median"`` offers this for every method; here it shows how to read single uploads.
 
-    fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/median.py:Median
+    fedsrv launch quickstart --out run --set method.name=examples/extend/median.py:Median
 """  # noqa: E501
 
 import torch

@@ -1,7 +1,7 @@
 """Private heads: clients share the base, and each keeps its head, smoothed over its rounds.
 
-fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/own_head.py:OwnHead
-"""  # noqa: E501
+fedsrv launch quickstart --out run --set method.name=examples/extend/own_head.py:OwnHead
+"""
 
 from dataclasses import replace
 from typing import Any

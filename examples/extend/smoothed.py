@@ -1,7 +1,7 @@
 """A custom loss: label smoothing.
 
-fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/smoothed.py:Smoothed
-"""  # noqa: E501
+fedsrv launch quickstart --out run --set method.name=examples/extend/smoothed.py:Smoothed
+"""
 
 from fedtide import FedAvg
 

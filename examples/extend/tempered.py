@@ -1,7 +1,7 @@
 """A custom aggregation: the weight of an upload in the mean.
 
-fedsrv launch examples/quickstart.toml --out run --set method.name=examples/extend/tempered.py:Tempered
-"""  # noqa: E501
+fedsrv launch quickstart --out run --set method.name=examples/extend/tempered.py:Tempered
+"""
 
 from fedtide import FedAvg
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedmodels.config.changes import difference
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.faults import fault_of
-from fedmodels.config.presets import preset_file
+from fedmodels.config.presets import config_file, preset_file
 from fedmodels.config_file import override, parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
 
@@ -145,7 +145,7 @@ class Sweep(BaseModel):
     def read(cls, path: Path) -> Sweep:
         """Read a file; ConfigError if that fails, or it says what it must not."""
         try:
-            table = tomllib.loads(path.read_text("utf-8-sig"))
+            table = tomllib.loads(config_file(path).read_text("utf-8-sig"))
         except (OSError, ValueError, RecursionError) as error:
             raise ConfigError(f"cannot read the sweep {path}: {reason_of(error)}") from None
         if "method" in table and "methods" not in table:

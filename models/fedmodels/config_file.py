@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.config.experiment import Experiment, NetTable
-from fedmodels.config.presets import suggest_config
+from fedmodels.config.presets import config_file, suggest_config
 from fedmodels.config.sent import known_keys
 from fedmodels.errors import ConfigError, reason_of
 from fedmodels.resolution import experiment_of
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def read_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
-    """Read and check a config file; ``overrides`` are those of :func:`parse_experiment`.
+    """Read and check a config file or a preset; ``overrides``: see :func:`parse_experiment`.
 
     Raises:
         ConfigError: it cannot be read, or says what it must not.
@@ -33,7 +33,7 @@ def read_tables(path: Path, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: it cannot be read, or is no TOML of one run.
     """
     try:
-        text = path.read_text("utf-8-sig")  # some editors begin a file with a mark
+        text = config_file(path).read_text("utf-8-sig")  # some editors begin a file with a mark
     except (OSError, UnicodeDecodeError) as error:
         meant = suggest_config(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigError(f"cannot read the config {path}: {reason_of(error)}{meant}") from None

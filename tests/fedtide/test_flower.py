@@ -19,7 +19,7 @@ from tests.fuzz.live import Live
 
 pytest.importorskip("flwr", reason="needs Flower: pip install flwr")
 pytestmark = pytest.mark.filterwarnings("ignore")  # Flower has its own
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "extend"
 
 
 def module_of(path: Path):

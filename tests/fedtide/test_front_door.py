@@ -280,8 +280,8 @@ def test_no_process_outlives_one_that_is_killed(tmp_path):
 
 
 def test_another_method_leaves_out_the_keys_of_the_former():
-    """As --set does: quickstart's FedProx has a key mu."""
-    tables = runs._tables("quickstart", {"method.name": "fedrep"})
+    """As --set does: the preset's TARGET has keys of its own."""
+    tables = runs._tables("target-small", {"method.name": "fedrep"})
     assert tables["method"] == {"name": "fedrep"}
 
 

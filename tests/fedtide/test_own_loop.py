@@ -30,7 +30,7 @@ from fedtide.testing.trial import few_in
 from tests.conftest import tiny_experiment
 from tests.fuzz.live import Live
 
-SCRIPTS = Path(__file__).parents[2] / "examples" / "own-loop"
+SCRIPTS = Path(__file__).parents[2] / "examples" / "extend" / "own-loop"
 TRAINING = {"batch_size": 16, "lr": 0.05, "local_epochs": 2, "momentum": 0.5}
 Make = Callable[..., Live]
 

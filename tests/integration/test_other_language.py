@@ -17,7 +17,7 @@ from tests.integration.conftest import tables
 pytestmark = pytest.mark.loopback
 
 ROOT = Path(__file__).parent.parent.parent
-CLIENT = ROOT / "examples" / "other-language" / "client.js"
+CLIENT = ROOT / "examples" / "extend" / "other-language" / "client.js"
 NODE = shutil.which("node")
 MODULES = "FEDTIDE_NODE_MODULES"
 """Variable that names a ``node_modules`` with the packages of the client's package.json."""

@@ -162,7 +162,9 @@ def test_help_has_a_heading_for_every_command_and_for_each_of_many_options():
     assert {name for name, (panel, _) in found.items() if panel is None} == set()
     listed = {*chain.from_iterable(help_panels.COMMANDS.values())}
     of_plugins = {name for brings in known().values() for name in brings.get("commands", ())}
-    assert listed == set(found) - of_plugins, "each is a command of one of the programs"
+    assert set(found) - of_plugins <= listed <= set(found), (
+        "each is a command of one of the programs"
+    )
     without = {
         (name, option)
         for name in ("launch", "serve", "join")
@@ -542,7 +544,7 @@ def test_a_launch_that_nobody_watches_tries_no_client(
         "fedsrv.launch.launcher.launch", lambda *args, forecasts, **more: told.append(forecasts)
     )
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: is_terminal))
-    monkeypatch.setattr(sys, "argv", ["fedsrv", "launch", str(ROOT / "examples/quickstart.toml")])
+    monkeypatch.setattr(sys, "argv", ["fedsrv", "launch", "quickstart"])
     sys.argv += ["--out", str(tmp_path / "run"), *options]
     with contextlib.suppress(SystemExit):
         fedsrv.cli.app(standalone_mode=False)

@@ -63,7 +63,7 @@ def test_a_coordinator_starts_where_these_commands_start_it(more, tmp_path, monk
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fedsrv.event_lines.EventPrinter.begin", begin)
-    config = ROOT / "examples" / "quickstart.toml"
+    config = ROOT / "examples" / "start" / "quickstart.toml"
     monkeypatch.setattr(sys, "argv", ["fedsrv", "serve", str(config), "--out", str(run), *more])
     with pytest.raises(SystemExit) as ended:
         fedsrv.cli.main()

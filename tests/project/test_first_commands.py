@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 import fedcli.cli
 import fedsrv.cli
-from fedmodels.config.presets import preset_directory, presets
-from fedmodels.config_file import parse_experiment
-from fedsrv.presets import about
+from fedmodels.config.presets import FOLDERS, preset_directory, preset_file, preset_files, presets
+from fedmodels.config_file import parse_experiment, read_experiment
+from fedmodels.methods import names
+from fedplugins.presets.presets import about, text_of
 
 BOTH = pytest.mark.parametrize("module", [fedsrv.cli, fedcli.cli], ids=["fedsrv", "fedcli"])
 
@@ -35,9 +36,10 @@ def test_completion_can_be_installed(module):
 def test_every_preset_is_listed_with_a_sentence():
     found = CliRunner().invoke(fedsrv.cli.app, ["init"])
     assert found.exit_code == 0
-    lines = {line.split()[0]: line for line in found.output.splitlines()}
-    assert sorted(lines) == presets()
-    assert "quickstart" in lines
+    lines = found.output.splitlines()
+    assert sorted(line.split()[0] for line in lines if line.startswith("  ")) == presets()
+    assert [line.partition(":")[0] for line in lines if line[0] != " "] == [*FOLDERS]
+    assert any("quickstart" in line for line in lines[1:4])
     assert all(len(about(name)) > 20 for name in presets())
 
 
@@ -47,13 +49,39 @@ def test_a_preset_is_copied_with_its_comments(tmp_path, monkeypatch):
     assert found.exit_code == 0
     assert "fedsrv launch quickstart.toml" in found.output
     text = Path("quickstart.toml").read_text()
-    schema, _, preset = (preset_directory() / "quickstart.toml").read_text().partition("\n")
-    assert schema == "#:schema fedtide.schema.json"  # of a file that nobody wrote here
+    schema, _, preset = preset_file("quickstart").read_text().partition("\n")
+    assert schema == "#:schema ../fedtide.schema.json"  # of a file that nobody wrote here
     assert text == preset
     assert text.startswith("#")
     parse_experiment(text, "quickstart.toml", ())
     found = CliRunner().invoke(fedsrv.cli.app, ["init", "quickstart", "--out", "my own.toml"])
     assert found.output.endswith("fedsrv launch 'my own.toml' --out run\n")
+
+
+def test_a_name_is_that_of_one_preset():
+    stems = [p.stem for p in preset_directory().glob("*/*.toml")]
+    assert sorted(stems) == presets()
+    assert {path.parent.name for path in preset_files().values()} == FOLDERS.keys()
+
+
+def test_a_preset_goes_by_its_name_unless_a_file_is_called_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert read_experiment(Path("quickstart")).method.name == "fedmlp"
+    Path("gldp-small").mkdir()  # the directory of a run
+    assert read_experiment(Path("gldp-small")).method.name == "gldp"
+    Path("quickstart").write_text(preset_file("ifca-small").read_text())
+    assert read_experiment(Path("quickstart")).method.name == "ifca"
+
+
+@pytest.mark.parametrize("method", sorted(names()))
+def test_every_method_has_a_small_config(method):
+    assert parse_experiment(text_of(method), method).method.name == method
+
+
+def test_a_sweep_is_copied_with_its_own_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(fedsrv.cli.app, ["init", "compare"])
+    assert found.output.endswith("fedsrv sweep compare.toml --out run\n")
 
 
 @pytest.mark.parametrize(
@@ -81,10 +109,6 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, words, line):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
-        (
-            "quickstart",
-            "; fedsrv init quickstart writes the preset of that name to quickstart.toml",
-        ),
         ("a/quickstart.toml", "; fedsrv init quickstart writes the preset of that name to quick"),
         ("quikstart", ". Did you mean 'quickstart'? fedsrv init copies a preset"),
         ("mine", "; mine.toml is there"),

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from fedcli.cli import app as fedcli
-from fedmodels.config.presets import preset_directory, presets
+from fedmodels.config.presets import preset_file, presets
 from fedmodels.config_file import parse_experiment
 from fedsrv.cli import app as fedsrv
 
@@ -32,11 +32,17 @@ def shown(page: Path) -> list[str]:
 
 def preset_of(words: list[str]) -> Path | None:
     """Return the config of fedtide that a command is given: by path, or as ``init`` copies it."""
+    if (
+        len(words) > 2
+        and words[1] in ("launch", "serve", "partition", "forecast", "pretrain")
+        and words[2] in presets()
+    ):
+        return preset_file(words[2])
     for word in (word for word in words if word.endswith(".toml")):
         if (ROOT / word).exists() or word.startswith(("examples/", "benchmarks/")):
             return ROOT / word
         if word.removesuffix(".toml") in presets():
-            return preset_directory() / word
+            return preset_file(word.removesuffix(".toml"))
     return None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -17,9 +19,7 @@ from tests.sizes import PACKAGES, ROOT, sources
 RUN = """
 import fedtide
 assert fedtide.__file__.startswith({home!r}), fedtide.__file__
-tiny = {{"schedule.rounds": 1, "schedule.clients": 2, "scenario.tasks": 1, "scenario.shards": 5}}
-tiny |= {{"data.max_per_class": 12, "data.max_test_per_class": 5, "training.local_epochs": 1}}
-run = fedtide.run("quickstart.toml", tiny, backend="inprocess", out="run")
+run = fedtide.run("quickstart", backend="inprocess", out="again")
 print(run.personal_model(0))
 """
 
@@ -28,7 +28,7 @@ def ended(words: list[str], folder: Path) -> str:
     """Run a command where nothing of this checkout can be imported; return what it printed."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(
-        words, cwd=folder, env=env, text=True, timeout=110,
+        words, cwd=folder, env=env, text=True, timeout=600,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -51,8 +51,23 @@ def check_content(wheel: Path) -> None:
     assert not {name for name in held if "__pycache__" in name or name.endswith(".pyc")}
 
 
+def check_quickstart(fedsrv: str, folder: Path) -> None:
+    """Run the first launches of the README; check what it says of them, and the digests."""
+    lines = re.findall(r"^fedsrv (launch .*)$", (ROOT / "README.md").read_text(), flags=re.M)[:2]
+    said = [ended([fedsrv, *shlex.split(line)], folder) for line in lines]
+    printed = [re.findall(r"^state digest: (\w{64})$", text, flags=re.M) for text in said]
+    outs = ("run", "fedavg", "again")
+    ends = [json.loads((folder / out / "summary.json").read_text()) for out in outs]
+    mine, theirs, again = (end["state_sha256"] for end in ends)
+    assert printed == [[mine], [theirs]]
+    assert mine == again != theirs
+    personal, plain = (end["metrics"] for end in ends[:2])
+    assert personal["a_loc"] > 0.75 > 0.7 > plain["a_loc"]
+    assert plain["a_glo"] < 0.5
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_an_installed_wheel_runs(tmp_path):
     ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], ROOT)
     (wheel,) = tmp_path.glob("*.whl")
@@ -70,4 +85,4 @@ def test_an_installed_wheel_runs(tmp_path):
     assert ended([fedsrv, "--version"], tmp_path).startswith("fedtide ")
     assert "quickstart.toml" in ended([fedsrv, "init", "quickstart"], tmp_path)
     ended([python, "-c", RUN.format(home=str(home))], tmp_path)
-    assert (tmp_path / "run" / "summary.json").exists()
+    check_quickstart(fedsrv, tmp_path)

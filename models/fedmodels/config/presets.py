@@ -7,6 +7,18 @@ from pathlib import Path
 
 from fedmodels.errors import ConfigError, suggestion
 
+FOLDERS = {
+    "start": "seconds, to begin with",
+    "methods": "a method each, seconds to minutes",
+    "scenarios": "data that differ or change between clients and tasks",
+    "streams": "data that keep coming",
+    "privacy": "sums and noise that hide single clients",
+    "serving": "models that answer while they train",
+    "sweeps": "methods compared, for fedsrv sweep",
+    "papers": "the papers' own experiments: hours on a GPU",
+}
+"""The folders of ``examples/`` that hold configs, in the order of the list, and what is in each."""
+
 
 def preset_directory() -> Path:
     """Return where the presets lie: in the installed package, or in the checkout."""
@@ -15,19 +27,32 @@ def preset_directory() -> Path:
     return packaged if packaged.is_dir() else above.parent / "examples"
 
 
+def preset_files() -> dict[str, Path]:
+    """Return the files of the configs that come with fedtide by name, the first to try first."""
+    above = preset_directory()
+    return {p.stem: p for folder in FOLDERS for p in sorted((above / folder).glob("*.toml"))}
+
+
 def presets() -> list[str]:
     """Return the names of the configs that come with fedtide."""
-    return sorted(path.stem for path in preset_directory().glob("*.toml"))
+    return sorted(preset_files())
 
 
 def preset_file(name: str) -> Path:
     """Return the file of a preset; ConfigError if there is none of that name."""
-    known = presets()
+    known = preset_files()
     if name not in known:
         raise ConfigError(
             f"{name[:50]!r} is no preset.{suggestion(name, known)} fedsrv init lists them"
         )
-    return preset_directory() / f"{name}.toml"
+    return known[name]
+
+
+def config_file(path: Path) -> Path:
+    """Return a config's file: the preset of that bare name, unless a file is called so."""
+    if path.suffix or len(path.parts) != 1 or path.is_file():
+        return path
+    return preset_files().get(path.name, path)
 
 
 def suggest_config(path: Path) -> str:

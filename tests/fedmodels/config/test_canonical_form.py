@@ -17,7 +17,7 @@ from fedmodels.config.bounds import canonical
 from fedmodels.config.changes import difference, forbidden_changes
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import differences
-from fedmodels.config.presets import preset_directory, presets
+from fedmodels.config.presets import preset_files
 from fedmodels.config.sent import settings_digest
 from fedmodels.config_file import parse_experiment
 from fedmodels.resolution import experiment_of
@@ -53,7 +53,11 @@ optimizer_options.eps = 1e-6
 optimizer_options.betas = [0.8, 0.9]
 """
 TABLES = [
-    *(tomllib.loads((preset_directory() / f"{name}.toml").read_text()) for name in presets()),
+    *(
+        tomllib.loads(path.read_text())
+        for path in preset_files().values()
+        if path.parent.name != "sweeps"
+    ),
     tomllib.loads(OWN_NETS),
     tomllib.loads(COLUMNS),
 ]

@@ -1,19 +1,18 @@
 import re
 import tomllib
-from pathlib import Path
 
 import pytest
 import tomli_w
 
 from fedmodels.config.changes import difference
+from fedmodels.config.presets import preset_file, preset_files
 from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.alp import alp_layers
 from fedmodels.resolution import experiment_of
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
-MIN_EXAMPLES = 41
+MIN_EXAMPLES = 60
 """Raise it with every example that is added: a search that finds nothing must not pass."""
 
 TEXT = """
@@ -125,10 +124,10 @@ def test_a_table_with_every_reading_beside_the_hyper_parameters_is_the_same_expe
     assert experiment_of(recorded) == now
 
 
-EXAMPLE_FILES = sorted(p for p in EXAMPLES.rglob("*.toml") if p.name != "pyproject.toml")
+EXAMPLE_FILES = [p for p in preset_files().values() if p.parent.name != "sweeps"]
 
 
-@pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda p: p.relative_to(EXAMPLES).as_posix())
+@pytest.mark.parametrize("path", EXAMPLE_FILES, ids=lambda p: p.stem)
 def test_examples_parse(path):
     experiment = parse_experiment(path.read_text(), path.name)
     assert experiment_of(experiment.to_dict()) == experiment
@@ -137,7 +136,7 @@ def test_examples_parse(path):
 @pytest.mark.parametrize("name", ["fedali-hhar", "fedali-small"])
 def test_overrides_that_a_comment_names_give_a_net(name):
     """The comment before the first table has the command for FedAvg on the plain net."""
-    text = (EXAMPLES / f"{name}.toml").read_text()
+    text = preset_file(name).read_text()
     comment = text.partition("[")[0].replace("\n#", "")
     overrides = re.findall(r"--set ([^\s`]+)", comment)
     experiment = parse_experiment(text, name, overrides)

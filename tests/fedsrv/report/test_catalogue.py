@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedmodels.config.presets import preset_file, presets
+from fedmodels.config.presets import preset_files
 from fedmodels.errors import ConfigError
 from fedmodels.methods import file_of, make, method_class, names, settings_of
 from fedmodels.nets import net_names
@@ -122,9 +122,11 @@ def test_the_schema_knows_every_key_of_the_configs_that_come_along():
         forms = [form["properties"] for form in tables[table]["anyOf"]]
         return next(keys for keys in forms if keys["name"].get("const") == name)
 
-    for file in presets():
-        text = preset_file(file).read_text()
-        assert text.startswith("#:schema fedtide.schema.json\n"), file
+    for file, path in preset_files().items():
+        if path.parent.name == "sweeps":
+            continue
+        text = path.read_text()
+        assert text.startswith("#:schema ../fedtide.schema.json\n"), file
         config = tomllib.loads(text)
         assert config.keys() <= schema["properties"].keys()
         for table, key in (("MethodTable", "method"), ("NetTable", "net")):

@@ -1,0 +1,1 @@
+"""``fedsrv init``: configs to begin with."""
