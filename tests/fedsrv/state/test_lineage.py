@@ -20,6 +20,7 @@ from fedsrv.state.record import Record
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_open_run import arrays_in, opened, own
+from tests.matrix.witness import watching
 
 __all__ = ["own"]
 
@@ -55,6 +56,22 @@ def test_an_upload_that_comes_late_is_of_the_task_that_it_was_trained_on(tmp_pat
 def test_who_trains_on_all_data_so_far_adds_all_tasks_so_far(tmp_path):
     ledger_of(tmp_path, [{"cohort": [0], "task": 2}], scenario={"training_data": "accumulated"})
     assert [(one.task, one.times) for one in lineage_of(tmp_path).at(0)] == [(0, 1), (1, 1), (2, 1)]
+
+
+def test_a_method_that_trains_on_its_history_adds_the_rows_that_it_read(digits, tmp_path):
+    """They are counted where a training has its examples: not those of its order's task alone."""
+    experiment = tiny_experiment(method={"name": "feddrift"}, schedule={"rounds": 1})
+    with watching(digits) as seen:
+        run_in_process(experiment, digits, tmp_path / "run", facts=True)
+    told = {
+        version.interaction: {
+            share.client: dict(zip(map(int, share.tasks), share.rows_of, strict=True))
+            for share in version.shares
+        }
+        for version in lineage_of(tmp_path / "run").versions
+    }
+    assert told == {number: seen.counted.get(number, {}) for number in told}
+    assert any(len(tasks) > 1 for tasks in told[max(told)].values())
 
 
 def test_an_open_run_lists_what_counted_and_no_task_that_was_set_aside_before(own, tmp_path):
