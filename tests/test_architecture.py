@@ -97,7 +97,7 @@ ROOMS = {
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "channels",
         "unreachable", "tables", "zstd", "frames", "headers", "codec", "orders",
-        "failures", "told", "identities", "signatures", "secure_terms", "peer_certificates",
+        "failures", "told", "pace", "identities", "signatures", "secure_terms", "peer_certificates",
     ),
     "fedsrv": (
         "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",

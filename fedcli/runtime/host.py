@@ -384,6 +384,8 @@ class Host:
                 for client, worker in self.workers.open().items()
                 if worker.progress.interaction >= 0
             }
+            if self.link.is_arriving and not at_work:  # else a slow link looks like a dead one
+                at_work = {next(iter(self._pulling_as)): Progress()}
             durable = self.workers.all_durable()
             news = (client for client in durable if durable[client] != told.get(client, -1))
             for client in dict.fromkeys([*at_work, *news]):

@@ -12,7 +12,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -30,12 +30,13 @@ from fedcli.runtime.known_history import KnownHistory
 from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedmodels.times import LEAVE_S
+from fedmodels.times import LEAVE_S, LINE_EVERY_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options, place_after
-from fedpb.codec import merged
+from fedpb.codec import Receiver, merged
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
+from fedpb.pace import PART_BYTES, PART_S, SLOW_S, Pace, Parts, slow_text
 from fedpb.tables import values_of
 from fedpb.told import Passed, Pushed
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -107,6 +108,11 @@ class Link:
         """By name of a call that is repeated: when it was last made, and the pause before it."""
         self._held: dict[bytes, Bundle] = {}
         """The last common part by digest."""
+        self._begun: dict[bytes, Receiver] = {}
+        """The part that is coming, or whose beginning had come when the link broke, by digest."""
+        self._arriving_since: float | None = None
+        """Since when the order that comes has been on its way, on the monotonic clock."""
+        self._pace, self._slow_told = Pace(PART_BYTES, PART_S), -math.inf
 
     def _opened(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         if self._credentials is None:
@@ -309,12 +315,14 @@ class Link:
         specs: Specs,
     ) -> Sequence[tuple[rpc.Order, Bundle]]:
         if self._orders is None:
-            request = rpc.PullRequest(waiting=waiting(), held=list(self._held))
+            begun = [rpc.Begun(digest=d, bytes=r.received) for d, r in self._begun.items()]
+            request = rpc.PullRequest(waiting=waiting(), held=list(self._held), begun=begun)
             self._orders = self._pull(self._passed("Pull", request))
         found = None
         try:
-            found = read_order(self._orders, specs, self._held)
+            found = read_order(self._orders, specs, self._held, self._begun, self._arrives)
         finally:
+            self._arriving_since = None
             if found is None:
                 self.end_pull()
         if found is None:
@@ -324,6 +332,25 @@ class Link:
             self.gate.heard_names(order.new_classes)
             self.gate.heard_names(change.now for change in order.class_changes)
         return [(order, payload) for order in (header.order, *header.more)]
+
+    @property
+    def is_arriving(self) -> bool:
+        """Whether some of an order has come, and the rest is on its way."""
+        return self._arriving_since is not None
+
+    def _arrives(self, part: Receiver) -> None:
+        """Note that more of an order has come; say so where it takes long."""
+        now = time.monotonic()
+        self._arriving_since = self._arriving_since or now
+        if (seconds := now - self._arriving_since) > SLOW_S:
+            size = part.header.payload_bytes
+            self._tell_slow("an order comes", slow_text(part.received, size, seconds))
+
+    def _tell_slow(self, what: str, how: str) -> None:
+        """Say that something takes long over this link, at most once a minute."""
+        if how and time.monotonic() - self._slow_told > LINE_EVERY_S:
+            self._slow_told = time.monotonic()
+            log.warning("%s over a %s", what, how)
 
     def end_pull(self) -> None:
         """End the Pull under way, if there is one; the next order comes over a new one."""
@@ -339,8 +366,15 @@ class Link:
         """
         pushed = self._pushed(member, result)
         self._show("Push", pushed.header, result.upload)
-        reply: rpc.PushResponse = self._patiently(_named(result), lambda: self._send(pushed))
-        return reply
+        parts, what = Parts(pushed, self._pace, zstd=self.zstd), _named(result)
+        while True:
+            before = parts.at
+            reply: rpc.PushResponse = self._patiently(what, lambda: parts.send(self._send))
+            if parts.is_over(reply):
+                return reply
+            if parts.at <= before:  # the server began again, or another call took its place
+                self._slow_down(what)
+            self._tell_slow(f"{what}: its upload goes", parts.slow)
 
     def _pushed(self, member: Membership, result: Result) -> Pushed:
         """Return a result as it leaves; what the gate does not let through is declined."""
@@ -353,9 +387,8 @@ class Link:
             declined = Result(result.order, Bundle(), rpc.Report(), reason=reason)
             return self.gate.pushed(push_header(member, declined), Bundle())
 
-    def _send(self, pushed: Pushed) -> rpc.PushResponse:
+    def _send(self, stream: Iterator[Passed]) -> rpc.PushResponse:
         """Make one Push; a frame is laid out while the one before it is under way."""
-        stream = pushed.messages(zstd=self.zstd)
         first, second = next(stream), next(stream, None)
         reply: rpc.PushResponse
         if second is None:

@@ -170,7 +170,7 @@ class GroupedIntake(Intake):
         """Receive all but the weights of an upload, and what its relay measured of them."""
         trip, form, header = self.trip, self.trip.form, push.header
         form.check_report(client, trip.orders[client], header.report)
-        upload = push.received(rest_spec(form.spec), allocate)
+        upload = push.received(rest_spec(form.spec), allocate, self.begun_of)
         form.check_upload(client, upload)
         held = self.promised.get(client)
         if held is not None and self._count(held.upload) != self._count(upload):
@@ -185,7 +185,7 @@ class GroupedIntake(Intake):
         """Receive the sum of a relay, and check it by what the relay said of its uploads."""
         trip, group = self.trip, self._members(clients)
         total = sum(self._count(self.promised[client].upload) for client in group)
-        sent = push.received(sum_spec(trip.form.spec, total), allocate)
+        sent = push.received(sum_spec(trip.form.spec, total), allocate, self.begun_of)
         mean = check_sum(trip.form.spec, sent.weights, total)
         moved = trip.given.measured(Bundle(mean)) if mean else None
         promised = [self.promised[client].measured for client in group]

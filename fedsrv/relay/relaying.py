@@ -24,6 +24,7 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.times import LOOK_EVERY_S, MAX_WAIT_S, PAUSE_S, QUIET_S, SITE_LOOK_S, transfer_s
+from fedpb.codec import Receiver
 from fedpb.frames import MESSAGE_BYTES
 from fedpb.orders import WITHOUT_PAYLOAD, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -148,6 +149,8 @@ class Relaying:
         self._heard, self._seen = 0.0, (-1, 0.0)
         self._held: dict[bytes, Bundle] = {}
         """Parts of payloads by digest, of the thread that pulls."""
+        self._begun: dict[bytes, Receiver] = {}
+        """The part that is coming, or whose beginning had come when the link broke, likewise."""
 
     def run(self) -> None:
         """Relay until the run is over.
@@ -324,7 +327,8 @@ class Relaying:
             if self._ended is not None:
                 return None
             self._pulled = self._live_tokens()
-            request = rpc.PullRequest(held=list(self._held))
+            begun = [rpc.Begun(digest=d, bytes=r.received) for d, r in self._begun.items()]
+            request = rpc.PullRequest(held=list(self._held), begun=begun)
             for client, session in live.items():
                 request.waiting.add(
                     client_id=str(client), token=session.token, durable=session.durable,
@@ -335,7 +339,7 @@ class Relaying:
     def _read(self, call: Any) -> None:
         """Give out orders as they come, those that came together at a time."""
         messages = self._noting(call)
-        while found := read_order(messages, self._parts_of, self._held):
+        while found := read_order(messages, self._parts_of, self._held, self._begun):
             header, parts = found
             if "common" not in parts and header.order.kind not in WITHOUT_PAYLOAD:
                 raise PayloadError("an order has no common part")

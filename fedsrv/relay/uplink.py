@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
 import grpc
@@ -15,6 +16,7 @@ from fedmodels.times import BEAT_S, CHECK_S, JOIN_S, LEAVE_S
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE
 from fedpb.channels import set_out_by
 from fedpb.headers import header_of
+from fedpb.pace import PART_BYTES, PART_S, Pace, Parts
 from fedpb.told import Door, Passed
 from fedpb.unreachable import distrust, in_words, why_unreachable
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -82,7 +84,7 @@ class Uplink:
         self.address, self.zstd = address, False
         self._credentials = credentials
         self._channel = caller_channel(address, credentials)
-        self._door = Door()
+        self._door, self._rate = Door(), 0.0
         self.prepare = self._unary("Prepare", rpc.PrepareRequest, rpc.PrepareResponse, JOIN_S)
         self.join = self._unary("Join", rpc.JoinRequest, rpc.JoinResponse, JOIN_S)
         self.join_several = self._unary(
@@ -110,10 +112,17 @@ class Uplink:
     def push(self, header: rpc.PushHeader, upload: Bundle) -> rpc.PushResponse:
         """Send a result; the header's bundle is filled in."""
         header.bundle.CopyFrom(header_of(upload))
-        size = header.bundle.payload_bytes
-        stream = self._door.pushed(header, upload).messages(zstd=self.zstd)
-        reply: rpc.PushResponse = _replied(self._push, stream, push_limit_s(size))
-        return reply
+        pace = Pace(PART_BYTES, PART_S)
+        pace.rate = self._rate  # of the last one; several threads push
+        parts = Parts(self._door.pushed(header, upload), pace, zstd=self.zstd)
+        while True:
+            before, limit_s = parts.at, push_limit_s(parts.num_bytes)
+            reply: rpc.PushResponse = parts.send(partial(_replied, self._push, limit_s=limit_s))
+            self._rate = pace.rate
+            if parts.is_over(reply):
+                return reply
+            if parts.at <= before:
+                raise NotReady("the coordinator above lost what it had of an upload")
 
     def check(self) -> str:
         """Return why the coordinator cannot be reached now; empty if it can.

@@ -52,6 +52,8 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
     """Calls that wait for their first message, oldest first, with their peers."""
     _streams: Guarded[Counter[str]] = Guarded("_lock")
     _holders: Guarded[dict[Hashable, list[Context]]] = Guarded("_lock")
+    _replaced: Guarded[set[Context]] = Guarded("_lock")
+    """Calls whose place another one took."""
 
     def __init__(
         self,
@@ -74,6 +76,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         self._most_opening = clients + MAX_STRANGERS
         self._lock = threading.RLock()
         self._until, self._opening, self._streams, self._holders = {}, {}, Counter(), {}
+        self._replaced = set()
         self._closed = threading.Event()
         self._watching: threading.Thread | None = None
         """Of whoever starts and closes the gate."""
@@ -210,6 +213,12 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
                 if before is not None:
                     self._until[context] = before
 
+    def renew(self, context: Context, seconds: float) -> None:
+        """Give a call in :meth:`within` so long from now on, unless another took its place."""
+        with self._lock:
+            if context in self._until and context not in self._replaced:
+                self._until[context] = self._clock() + seconds
+
     @contextlib.contextmanager
     def alone(self, keys: list[Hashable], context: Context) -> Iterator[None]:
         """Let one call at a time hold a key; the call before has a moment to end by itself."""
@@ -218,6 +227,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
             for key in keys:
                 holders = self._holders.setdefault(key, [])
                 ended.update(holders[:-1])
+                self._replaced.update(holders)
                 for last in holders[-1:]:
                     until = self._clock() + REPLACED_S
                     self._until[last] = min(until, self._until.get(last, until))
@@ -229,6 +239,7 @@ class Gate(grpc.ServerInterceptor):  # type: ignore[misc]
         finally:
             with self._lock:
                 self._until.pop(context, None)
+                self._replaced.discard(context)
                 for key in keys:
                     self._holders[key].remove(context)
                     if not self._holders[key]:

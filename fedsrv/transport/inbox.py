@@ -10,16 +10,17 @@ from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.times import PUSH_S, transfer_s
 from fedpb.failures import failed_by
+from fedpb.frames import FRAME_BYTES
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.transport.gate import Gate
 from fedsrv.transport.intake import Push
 from fedsrv.transport.open_trips import OpenTrip
-from fedsrv.transport.refusals import Superseded
+from fedsrv.transport.refusals import Superseded, Unfinished
 from fedsrv.transport.remote_cohort import RemoteCohort
 
 
 def push_limit_s(num_bytes: int) -> float:
-    """Return the time limit of an upload of this size."""
+    """Return how long a call has for so many bytes."""
     return PUSH_S + transfer_s(num_bytes)
 
 
@@ -51,13 +52,21 @@ class Inbox:
         trip = trips[clients[0]]
         if trip is not None:
             trip.intake.check(header)
-            size = min(header.bundle.payload_bytes, trip.intake.most_bytes(header))
-            kind = "Sum" if header.members else "Push"
+            kind, limit_s = "Sum" if header.members else "Push", push_limit_s(FRAME_BYTES)
+
+            def moves() -> None:
+                self.gate.renew(context, limit_s)
+                self.cohort.hears(clients)
+
+            push.moves = moves
             with (
                 self.gate.alone([(kind, client) for client in clients], context),
-                self.gate.within(context, push_limit_s(size)),
+                self.gate.within(context, limit_s),
             ):
-                self._receive(clients, trip, push)
+                try:
+                    self._receive(clients, trip, push)
+                except Unfinished as error:
+                    return rpc.PushResponse(received=error.received)
         return rpc.PushResponse(repeated_upload=trip is None)
 
     def _receive(self, clients: Sequence[ClientId], trip: OpenTrip, push: Push) -> None:

@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fedmodels.errors import RunFailed
-from fedmodels.times import ANSWERED_S, BORNE_PING_MS, KEEPALIVE_S
+from fedmodels.times import ANSWERED_S, BORNE_PING_MS, KEEPALIVE_S, PONG_MS
 from fedsrv.transport.gate import Gate
 
 MAX_WAITING = 1000
@@ -21,11 +21,13 @@ MAX_WAITING = 1000
 def _options(keepalive_ms: int) -> list[tuple[str, int]]:
     """Return the options of the server; a link without an answer ends."""
     answered_ms = min(keepalive_ms, int(ANSWERED_S * 1000))
+    pong_ms = min(PONG_MS * answered_ms // int(ANSWERED_S * 1000), PONG_MS)
     return [
         ("grpc.max_concurrent_streams", 100),  # of one connection
         ("grpc.keepalive_time_ms", keepalive_ms),  # a stopped client answers none
-        ("grpc.keepalive_timeout_ms", answered_ms),
-        ("grpc.http2.ping_timeout_ms", answered_ms),  # else a minute counts
+        ("grpc.keepalive_timeout_ms", answered_ms),  # as TCP_USER_TIMEOUT
+        ("grpc.http2.ping_timeout_ms", pong_ms),  # an answer waits behind data
+        ("grpc.http2.settings_timeout", pong_ms),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.so_reuseport", 0),  # else a busy port would be shared in silence
         ("grpc.max_receive_message_length", 4 << 20),

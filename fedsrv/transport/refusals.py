@@ -15,6 +15,15 @@ class UnknownSession(Exception):
     """There is no session with this id and token."""
 
 
+class Unfinished(Exception):
+    """An upload in parts is not whole yet."""
+
+    def __init__(self, received: int) -> None:
+        """Say how many bytes of it are there."""
+        super().__init__(received)
+        self.received = received
+
+
 class RunOver(Exception):
     """The run has ended, and its end is committed."""
 

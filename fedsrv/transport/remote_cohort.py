@@ -22,6 +22,7 @@ from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.times import FAILED_S, LEASE_S, LINE_EVERY_S, LOOK_EVERY_S
 from fedpb.orders import WITHOUT_PAYLOAD
+from fedpb.pace import SLOW_S, slow_text
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.client_profile import Profile, clients_text
@@ -144,7 +145,7 @@ class RemoteCohort:
         who = self.presence
         self._patience = ClientWait(
             self.changed, who.is_there, who.may_come, deadline_s, clock,
-            lambda client: who.is_silent(client, LINE_EVERY_S), self._refusal,
+            lambda client: who.is_silent(client, LINE_EVERY_S), self._refusal, self._slow,
         )  # fmt: skip
         self._gathering = WaitNotice("gathering the run's clients", events, clock)
         self.committed = self.watermark = NONE_YET
@@ -545,8 +546,21 @@ class RemoteCohort:
             session = self.sessions.get(client)
             if session is None or not secrets.compare_digest(session.token, token):
                 raise UnknownSession(f"client {client} has no session with this token; join again")
-            session.seen = self._clock()
+            self._hear(session)
             return session
+
+    def _hear(self, session: ClientSession) -> None:
+        """Note a sign of life of a client, and so of its process."""
+        session.seen = self._clock()
+        if session.caller is not None:
+            session.caller.seen = session.seen
+
+    def hears(self, clients: Sequence[ClientId]) -> None:
+        """Note that something of these clients comes."""
+        with self._lock:
+            for client in clients:
+                if client in self.sessions:
+                    self._hear(self.sessions[client])
 
     def caller(self, clients: Sessions, issues: Mapping[ClientId, int]) -> Caller:
         """Return a Pull for clients with these last issues; it replaces their earlier Pulls."""
@@ -560,10 +574,25 @@ class RemoteCohort:
             self.changed.notify_all()
         return caller
 
+    def sends(self, caller: Caller, sending: tuple[int, int, float] | None) -> None:
+        """Note how far the orders are that are sent over a Pull, if any are."""
+        with self._lock:
+            caller.sending, caller.seen = sending, self._clock()
+
+    def _slow(self, client: ClientId) -> str:
+        """Return how far a client's order or upload is over a slow link; empty of any other."""
+        session, far = self.sessions.get(client), None
+        if session is not None and session.caller is not None and session.caller.sending:
+            done, size, since = session.caller.sending
+            far = done, size, time.monotonic() - since
+        for trip in self._trips.all():
+            far = far or trip.intake.how_far(client)
+        return slow_text(*far) if far and far[2] >= SLOW_S else ""
+
     def hung_up(self, caller: Caller) -> None:
         """Note that a Pull has ended."""
         with self._lock:
-            caller.is_there = False
+            caller.is_there, caller.sending = False, None
 
     def listening(self) -> list[Through]:
         """Return through whom clients joined whose orders are pulled now."""

@@ -27,7 +27,7 @@ from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.times import AGAIN_AFTER_MS, BEAT_EVERY_S
 from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
-from fedpb.codec import Encoded, messages
+from fedpb.codec import messages
 from fedpb.frames import unpacked
 from fedpb.orders import WITHOUT_PAYLOAD
 from fedpb.tables import client_json_of, description_of, table_of
@@ -54,7 +54,7 @@ from fedsrv.transport.refusals import (
     WrongRun,
 )
 from fedsrv.transport.remote_cohort import RemoteCohort
-from fedsrv.transport.sessions import ClientSession, client_id_of
+from fedsrv.transport.sessions import Caller, ClientSession, client_id_of
 
 MAX_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
@@ -391,10 +391,12 @@ class Service:
             if not context.add_callback(lambda: self.cohort.wake(caller)):
                 return
             held, told = set(request.held), set[int]()
+            begun = {one.digest: one.bytes for one in request.begun}
             try:
                 with self.gate.alone([("Pull", client) for client in waiting], context):
                     while found := self.cohort.next_orders(caller, context.is_active):
-                        yield from self._sent(*found, held, told)
+                        yield from self._sent(caller, *found, held, told, begun)
+                        begun = {}
                         del found  # its payload leaves memory once nobody needs it
             finally:
                 self.cohort.hung_up(caller)
@@ -402,11 +404,18 @@ class Service:
             self.refuse(context, error)
 
     def _sent(
-        self, orders: Sequence[rpc.Order], trip: OpenTrip, held: set[bytes], told: set[int]
+        self,
+        caller: Caller,
+        orders: Sequence[rpc.Order],
+        trip: OpenTrip,
+        held: set[bytes],
+        told: set[int],
+        begun: Mapping[bytes, int],
     ) -> Iterator[bytes]:
         """Stream orders of one payload, and the parts of it that the caller lacks.
 
-        ``told`` are the issues of the trips of which the caller was told more than the orders.
+        ``told`` are the issues of the trips of which the caller was told more than the orders, and
+        ``begun`` how many bytes it holds of parts, by digest.
         """
         order = orders[0]
         facts = {"interaction": order.interaction, "round": order.round, "order": order.kind}
@@ -416,19 +425,31 @@ class Service:
         client = client_id_of(order.client_id, self.cohort.num_clients)
         if client in trip.personal:
             parts["personal"] = trip.personal[client]
-        header, sent = rpc.PullHeader(order=order, more=orders[1:]), list[Encoded]()
+        left, header, sent = (
+            0,
+            rpc.PullHeader(order=order, more=orders[1:]),
+            list[Iterator[bytes]](),
+        )
         if trip.issue not in told and trip.intake.tell(client, header):
             told.add(trip.issue)
         for role, encoded in parts.items():
             part = header.parts.add(role=role, digest=encoded.digest, held=encoded.digest in held)
             if not part.held:
                 part.bundle.CopyFrom(encoded.header)
-                sent.append(encoded)
+                size, there = encoded.header.payload_bytes, begun.get(encoded.digest, 0)
+                part.offset = there if there < size else 0
+                left += size - part.offset
+                sent.append(encoded.chunks(part.offset, caller.pace.most))
         head = rpc.PullResponse(header=header).SerializeToString()
-        crossed = 0
-        for message in messages(head, (chunk for each in sent for chunk in each.chunks())):
-            crossed += len(message)
+        crossed, begins = 0, time.monotonic()
+        for message in messages(head, itertools.chain.from_iterable(sent)):
+            self.cohort.sends(caller, (crossed, left, begins))
+            before = time.monotonic()
             yield message
+            caller.pace.took(len(message), time.monotonic() - before)
+            crossed += len(message)
+        caller.pace.begin()
+        self.cohort.sends(caller, None)
         self.cohort.count_down(trip, crossed)
         if parts:  # the caller keeps the last common part
             held.clear()
@@ -468,7 +489,7 @@ class Service:
             if not header.members:
                 self.cohort.is_safe(session, header.report.durable)
         taken = self.inbox.take(clients, push, context)
-        if not taken.repeated_upload:
+        if not (taken.repeated_upload or taken.HasField("received")):
             self.journal.sent(context, clients, header, push.wire, push.digest)
         return taken
 

@@ -17,6 +17,7 @@ from fedmodels.position import Interaction
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.times import NEWS_EVERY_S
+from fedpb.pace import PIECE_BYTES, PIECE_S, UNSEEN_BYTES, Pace
 from fedsrv.engine.cohort import HoldsState, StateLost
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.intake import Through
@@ -117,6 +118,11 @@ class Caller:
     """Time at which it last waited, on the monotonic clock."""
     worked: float = math.inf
     """Time at which one of its clients last told of work; at first, that of the call."""
+    pace: Pace = field(default_factory=lambda: Pace(PIECE_BYTES, PIECE_S, UNSEEN_BYTES))
+    """How fast it takes orders; of the thread of its call."""
+    sending: tuple[int, int, float] | None = None
+    """Bytes of orders sent, of how many, and since when on the monotonic clock, if some are on
+    their way."""
     checked: int = -1
     """How often sessions had been replaced when its own were last compared."""
     _left: dict[int, Unanswered] = field(default_factory=dict)

@@ -53,6 +53,7 @@ class WaitNotice:
         rest: str,
         is_silent: Callable[[ClientId], bool] = lambda client: False,
         refusal: Callable[[ClientId], str] = lambda client: "",
+        slow: Callable[[ClientId], str] = lambda client: "",
     ) -> None:
         """Name the missing clients in a line, if a line is due."""
         since = self.seconds if self._last_line is None else self.clock() - self._last_line
@@ -63,12 +64,16 @@ class WaitNotice:
         gone = [client for client in away if client not in refused]
         groups = [f"{clients_text(gone, MAX_NAMES)} (not connected)"] if gone else []
         groups += [f"client {c} (refused: {why})" for c, why in [*refused.items()][:MAX_NAMES]]
+        on_the_way = {client: how for client in at_work if (how := slow(client))}
+        at_work = [client for client in at_work if client not in on_the_way]
         silent = [*filter(is_silent, at_work)]
         busy = [*filterfalse(is_silent, at_work)]
         groups += [f"{clients_text(busy, MAX_NAMES)} (at work)"] if busy else []
         groups += [f"{clients_text(silent, MAX_NAMES)} ({SILENT})"] if silent else []
+        each = [f"{clients_text([client])} ({how})" for client, how in on_the_way.items()]
+        groups += each[:MAX_NAMES]
         line = f"{self.what}: waiting for {' and '.join(groups)} for {self.seconds:.0f} s; {rest}"
-        clients = [str(c) for c in (*away, *at_work)]
+        clients = [str(c) for c in (*away, *at_work, *on_the_way)]
         self.events.tell("waiting", line=line, clients=clients, seconds=round(self.seconds))
 
 
@@ -84,12 +89,14 @@ class ClientWait:
         clock: Callable[[], float],
         is_silent: Callable[[ClientId], bool] = lambda client: False,
         refusal: Callable[[ClientId], str] = lambda client: "",
+        slow: Callable[[ClientId], str] = lambda client: "",
     ) -> None:
         """Store the checks whether a client is connected, may still connect, tells of no work.
 
-        ``refusal`` says why what a client brought last is refused.
+        ``refusal`` says why what a client brought last is refused, and ``slow`` how far a transfer
+        over a slow link is.
         """
-        self._is_silent, self._refusal = is_silent, refusal
+        self._is_silent, self._refusal, self._slow = is_silent, refusal, slow
         self._changed, self._deadline_s = changed, deadline_s
         self._is_there, self._may_come, self._clock = is_there, may_come, clock
         self._stopped: FedtideError | None = None
@@ -156,7 +163,7 @@ class ClientWait:
                     rest += ", or once they count as gone"
                 if not enough():
                     rest = "min_clients says that it cannot go on with fewer"
-            notice.look(away, at_work, rest, self._is_silent, self._refusal)
+            notice.look(away, at_work, rest, self._is_silent, self._refusal, self._slow)
             self._changed.wait(left)
 
     def wait_to_join(

@@ -57,7 +57,10 @@ def transfer_s(num_bytes: float) -> float:
 KEEPALIVE_MS = round(20_000 * PATIENCE)
 """A client or relay pings a silent connection."""
 KEEPALIVE_TIMEOUT_MS = round(10_000 * PATIENCE)
-"""An unanswered ping closes the connection, and the caller reconnects."""
+"""A connection on which the other machine acknowledges nothing is closed, and the caller
+reconnects (on Linux)."""
+PONG_MS = round(120_000 * PATIENCE)
+"""An unanswered ping closes a connection: over a slow link its answer waits behind data."""
 CERTIFICATE_SHOWN_S = 5.0 * PATIENCE
 """With `--tls-crl` or `--up-crl`: the check of the server's certificate gives up and leaves it to
 gRPC."""
@@ -113,7 +116,7 @@ FIRST_UPLOAD_S = 300.0 * PATIENCE
 REPLACED_S = 5.0 * PATIENCE
 """A call must have ended that another one replaces."""
 PUSH_S = 60.0 * PATIENCE
-"""An upload or a relay's sum fails; plus the time for its size."""
+"""A call with an upload or a relay's sum ends if nothing comes; plus the time of one frame."""
 FAILED_S = 5.0 * PATIENCE
 """Clients must have left a failed run."""
 LEASE_S = 15.0 * PATIENCE
@@ -122,7 +125,7 @@ at the end of a run and when it resumes."""
 KEEPALIVE_S = 15.0 * PATIENCE
 """The coordinator or relay pings a silent connection."""
 ANSWERED_S = 10.0 * PATIENCE
-"""Such an unanswered ping closes the connection."""
+"""Such a connection is closed if the other machine acknowledges nothing (on Linux)."""
 CONNECT_S = 10.0 * PATIENCE
 """`status` and `watch` give up on a silent coordinator."""
 HEALTH_S = 5.0 * PATIENCE

@@ -7,7 +7,7 @@ import re
 import socket
 from typing import Any
 
-from fedmodels.times import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS
+from fedmodels.times import KEEPALIVE_MS, KEEPALIVE_TIMEOUT_MS, PONG_MS
 from fedpb import SET_OUT
 
 
@@ -16,8 +16,9 @@ def channel_options(address: str) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", 4 << 20),
         ("grpc.keepalive_time_ms", KEEPALIVE_MS),
-        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
-        ("grpc.http2.ping_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # of pings that measure, too
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),  # as TCP_USER_TIMEOUT
+        ("grpc.http2.ping_timeout_ms", PONG_MS),  # an answer waits behind data
+        ("grpc.http2.settings_timeout", PONG_MS),
         ("grpc.http2.max_pings_without_data", 0),  # else once a minute, after two without data
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),

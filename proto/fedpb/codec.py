@@ -1,14 +1,15 @@
 """Bundles to frames and back.
 
 A payload is the bytes of a bundle's tensors, each at a multiple of 64, in the order of the header.
-It travels in frames of about 1 MiB (:mod:`fedpb.frames`).
+It travels in frames of about 1 MiB (:mod:`fedpb.frames`), which are cut for slow links. Its digest
+is that of whole frames, however they are cut.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from threading import Lock
 
@@ -58,16 +59,30 @@ class Encoded:
     _laid_out: dict[int, bytes] = field(default_factory=dict)
     _laying: Lock = field(default_factory=Lock)
 
-    def chunks(self) -> Iterator[bytes]:
-        """Yield the frames as messages; receivers at about the same place share them."""
+    def chunks(self, start: int = 0, most: Callable[[], int] | None = None) -> Iterator[bytes]:
+        """Yield the frames as messages; receivers at about the same place share them.
+
+        Args:
+            start: bytes of the payload that the receiver holds already.
+            most: returns how many bytes the next message may have, by which frames are cut.
+        """
         for number, frame in enumerate(self.frames):
-            with self._laying:
-                if number not in self._laid_out:
-                    self._laid_out[number] = frame.laid_out()
-                    if len(self._laid_out) > MAX_LAID_OUT and not frame.zstd:
-                        del self._laid_out[next(iter(self._laid_out))]  # the one laid out first
-                message = self._laid_out[number]
-            yield message
+            at, end = max(start, frame.offset), frame.offset + frame.size
+            while at < end:
+                stop = end if most is None else min(end, at + most())
+                whole = stop - at == frame.size
+                yield self._message(number) if whole else frame.cut(at, stop).laid_out()
+                at = stop
+
+    def _message(self, number: int) -> bytes:
+        """Return a whole frame as a message."""
+        frame = self.frames[number]
+        with self._laying:
+            if number not in self._laid_out:
+                self._laid_out[number] = frame.laid_out()
+                if len(self._laid_out) > MAX_LAID_OUT and not frame.zstd:
+                    del self._laid_out[next(iter(self._laid_out))]  # the one laid out first
+            return self._laid_out[number]
 
 
 def encode(bundle: Bundle, *, zstd: bool = False) -> Encoded:
@@ -77,29 +92,47 @@ def encode(bundle: Bundle, *, zstd: bool = False) -> Encoded:
     """
     header = header_of(bundle)
     frames = list(frames_of(bundle, header.payload_bytes, zstd=zstd))
+    return Encoded(header, frames, digest_of(header, frames), bundle.num_bytes())
+
+
+def digest_of(header: pb.BundleHeader, frames: Iterable[Frame]) -> bytes:
+    """Return what identifies the content of a bundle, by its whole frames."""
     sha = hashlib.sha256(header.SerializeToString(deterministic=True))
     for frame in frames:
         sha.update(frame.crc32.to_bytes(4, "little"))
-    return Encoded(header, frames, sha.digest(), bundle.num_bytes())
+    return sha.digest()
 
 
-def frames_of(bundle: Bundle, payload_bytes: int, *, zstd: bool = False) -> Iterator[Frame]:
-    """Yield the frames of the payload, which has as many bytes as its header states."""
-    most = WHOLE_BYTES if payload_bytes <= WHOLE_BYTES else FRAME_BYTES
-    pieces: list[memoryview] = []
-    size = offset = 0
+def frames_of(
+    bundle: Bundle,
+    payload_bytes: int,
+    *,
+    zstd: bool = False,
+    start: int = 0,
+    stop: int | None = None,
+) -> Iterator[Frame]:
+    """Yield the frames of the payload, which has as many bytes as its header states.
+
+    Where it is sent in parts, ``start`` and ``stop`` are the ends of one of them.
+    """
+    last = payload_bytes if stop is None else stop
+    most, pieces = _whole_frame(payload_bytes), list[memoryview]()
+    begin = at = start
+    before = 0
     for view in _payload(bundle):
-        while len(view):
-            take = min(len(view), most - size)
-            pieces.append(view[:take])
-            view = view[take:]
-            size += take
-            if size == most:
-                yield Frame(offset, pieces, zstd=zstd)
-                offset += size
-                pieces, size = [], 0
-    if size:
-        yield Frame(offset, pieces, zstd=zstd)
+        while at < last and at - before < len(view):
+            end = min(last, begin - begin % most + most)
+            pieces.append(view[at - before : end - before])
+            at += len(pieces[-1])
+            if at == end:
+                yield Frame(begin, pieces, zstd=zstd)
+                pieces, begin = [], at
+        before += len(view)
+
+
+def _whole_frame(payload_bytes: int) -> int:
+    """Return how many bytes a whole frame of a payload has, but for the last one."""
+    return WHOLE_BYTES if payload_bytes <= WHOLE_BYTES else FRAME_BYTES
 
 
 def _payload(bundle: Bundle) -> Iterator[memoryview]:
@@ -147,8 +180,9 @@ class Receiver:
         self._plan = plan_of(header, spec)
         self.header = header
         self.received = 0
-        self._sha = hashlib.sha256(wire)
+        self._sha, self._crc32 = hashlib.sha256(wire), 0
         size = header.payload_bytes
+        self._whole = _whole_frame(size)
         self.buffer = allocate(size) if allocate else lease(size)
         self._bytes = np.frombuffer(self.buffer, np.uint8)  # copying lets other threads run
         self._words = torch.from_numpy(self._bytes[: size // 4 * 4].view("<f4"))
@@ -177,9 +211,24 @@ class Receiver:
             raise PayloadError(f"the frame at {frame.offset} is damaged (checksum)")
         if not frame.raw_bytes:
             self._bytes[frame.offset : end] = np.frombuffer(payload, np.uint8)
-        self._sha.update(frame.crc32.to_bytes(4, "little"))
+        self._note(frame, end)
         self._is_plain = self._is_plain and self._is_plainly_finite(frame.offset, end)
         self.received = end
+
+    def _note(self, frame: RawFrame, end: int) -> None:
+        """Add a frame to the digest, which is over the checksums of whole frames."""
+        start = frame.offset
+        while start < end:
+            border = min(start - start % self._whole + self._whole, self.header.payload_bytes)
+            stop, is_begun = min(end, border), start % self._whole > 0
+            if is_begun or stop < border or stop < end:
+                self._crc32 = zlib_ng.crc32(self.buffer[start:stop], self._crc32)
+            else:
+                self._crc32 = frame.crc32
+            if stop == border:
+                self._sha.update(self._crc32.to_bytes(4, "little"))
+                self._crc32 = 0
+            start = stop
 
     def finish(self) -> Bundle:
         """Return the bundle; its tensors are views of the buffer.

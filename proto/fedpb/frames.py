@@ -64,6 +64,14 @@ class Frame:
         outer = bytes([_CHUNK_TAG]) + _varint(len(head) + size)
         return b"".join([outer, head, *pieces])
 
+    def cut(self, start: int, stop: int) -> Frame:
+        """Return a frame of some of these bytes, from one offset in the payload to another."""
+        pieces, at = list[memoryview](), self.offset
+        for piece in self.pieces:
+            pieces.append(piece[max(0, start - at) : max(0, stop - at)])
+            at += len(piece)
+        return Frame(start, [piece for piece in pieces if len(piece)], zstd=self.zstd)
+
 
 def _varint(number: int) -> bytes:
     out = bytearray()

@@ -23,7 +23,11 @@ Specs = Callable[[rpc.Order], Mapping[str, BundleSpec]]
 
 
 def read_order(
-    stream: Iterator[bytes], specs: Specs, held: dict[bytes, Bundle]
+    stream: Iterator[bytes],
+    specs: Specs,
+    held: dict[bytes, Bundle],
+    begun: dict[bytes, Receiver] | None = None,
+    arrives: Callable[[Receiver], None] = lambda receiver: None,
 ) -> tuple[rpc.PullHeader, dict[str, Bundle]] | None:
     """Read the next order and the parts of its payload, which ``more`` orders may share.
 
@@ -31,6 +35,9 @@ def read_order(
         stream: the messages of a Pull.
         specs: what the parts must hold.
         held: the last common part by its digest; a new one takes its place.
+        begun: a part of which only the beginning has come, by its digest, as a link broke; what is
+            left of the stream goes there.
+        arrives: told of a part of which more has come.
 
     Returns:
         The order's header and its parts by role; None if the stream has ended.
@@ -45,6 +52,7 @@ def read_order(
     if header is None:
         raise PayloadError("an order must begin with its header")
     found: dict[str, Bundle] = {}
+    begun = {} if begun is None else begun
     expected = specs(header.order)
     for other in header.more:
         specs(other)
@@ -60,14 +68,18 @@ def read_order(
         if part.held:
             found[part.role] = held[part.digest]
             continue
-        receiver = Receiver(part.bundle, expected[part.role])
+        receiver = _receiver_of(part, expected[part.role], begun)
+        begun.clear()
+        begun[part.digest] = receiver
         while not receiver.is_complete:
             if frame is None:
                 _, frame = read_chunk(next(stream, b""), rpc.PullHeader)
             if frame is None:
                 raise PayloadError(f"an order's {part.role} part ended early")
             receiver.feed(frame)
+            arrives(receiver)
             frame = None
+        begun.clear()
         found[part.role] = receiver.finish()
         if part.role == "common":
             held.clear()
@@ -75,3 +87,15 @@ def read_order(
     if frame is not None:
         raise PayloadError("an order goes on after its last part")
     return header, found
+
+
+def _receiver_of(
+    part: rpc.PartHeader, spec: BundleSpec, begun: Mapping[bytes, Receiver]
+) -> Receiver:
+    """Return what takes a part: where its bytes go on, what took those before."""
+    if not part.offset:
+        return Receiver(part.bundle, spec)
+    found = begun.get(part.digest)
+    if found is None or found.received != part.offset or found.header != part.bundle:
+        raise PayloadError(f"an order's {part.role} part goes on where nothing of it ended")
+    return found

@@ -39,7 +39,7 @@ _FIELDS = """
 parts:
   JoinRequest.description JoinSeveralRequest.descriptions JoinSeveralRequest.clients
   Joining.tasks ClientDescription.tasks
-  PullRequest.waiting PushRequest.header PushHeader.report PushHeader.bundle
+  PullRequest.waiting PullRequest.begun PushRequest.header PushHeader.report PushHeader.bundle
   Report.counts Report.confusions Report.probabilities Report.secure_sum Report.figures
   Report.refused_model Report.trained SecureAnswer.shares SecureAnswer.opened LeaveRequest.others
   AnnounceRequest.description BundleHeader.weights BundleHeader.prototypes
@@ -60,13 +60,14 @@ random:
   SecureAnswer.mask_key SecureAnswer.own_digest SealedShare.sealed SealedShare.pair_digest
   SealedShare.own_digest OpenedShare.pair OpenedShare.own SecureAnswer.signature
   SecureAnswer.certificates EnrolRequest.secret EnrolRequest.request Report.state_sha256
-  TaskCounts.digest
+  PushHeader.part_of TaskCounts.digest
 place:
   PrepareRequest.client_id JoinRequest.client_id Joining.client_id Waiting.client_id
   PushHeader.client_id BeatRequest.client_id LeaveRequest.client_id Leaving.client_id
   AnnounceRequest.client_id OpenedShare.client JoinRequest.versions Joining.versions
   Joining.description JoinRequest.known JoinSeveralRequest.known BeatRequest.known
   LeaveRequest.known Waiting.durable Waiting.issue PullRequest.held PushHeader.kind
+  Begun.digest Begun.bytes
   PushHeader.interaction PushHeader.trip Report.durable BeatRequest.durable
   BeatRequest.interaction TrainedOn.task TensorHeader.name TensorHeader.dtype TensorHeader.offset
   PrototypeSet.level GeneratorUpdate.key GeneratorUpdate.version
@@ -213,20 +214,30 @@ class Passed:
 class Pushed:
     """A result that may leave, made by a :class:`Door`; its messages are made when it is sent."""
 
-    __slots__ = ("header", "upload")
+    __slots__ = ("_digest", "header", "upload")
 
     def __init__(self, key: object, header: rpc.PushHeader, upload: Bundle) -> None:
         """Hold a result; TypeError for whoever is no door."""
         if key is not _KEY:
             raise TypeError("a result leaves by a door of fedpb.told, which looks at its fields")
-        self.header, self.upload = header, upload
+        self.header, self.upload, self._digest = header, upload, b""
 
-    def messages(self, *, zstd: bool = False) -> Iterator[Passed]:
-        """Yield the messages of a Push; a frame is laid out when it is asked for."""
-        from fedpb.codec import frames_of, messages  # imports torch
+    def messages(
+        self, *, zstd: bool = False, start: int = 0, stop: int | None = None
+    ) -> Iterator[Passed]:
+        """Yield the messages of a Push; a frame is laid out when it is asked for.
 
+        ``start`` and ``stop`` are the ends of a part of the upload that travels by itself.
+        """
+        from fedpb.codec import digest_of, frames_of, messages  # imports torch
+
+        size = self.header.bundle.payload_bytes
+        is_part = start > 0 or stop not in (None, size)
+        if is_part and not self._digest:
+            self._digest = digest_of(self.header.bundle, frames_of(self.upload, size))
+        self.header.part_of = self._digest if is_part else b""
         head = rpc.PushRequest(header=self.header).SerializeToString()
-        frames = frames_of(self.upload, self.header.bundle.payload_bytes, zstd=zstd)
+        frames = frames_of(self.upload, size, zstd=zstd, start=start, stop=stop)
         for piece in messages(head, (frame.laid_out() for frame in frames)):
             yield Passed(_KEY, piece)
 

@@ -176,6 +176,7 @@ class Proxy:
                 continue
             await asyncio.sleep(fate.delay_s * draw.random() + len(data) / fate.bytes_per_s)
             passing = middle.passing(data) if middle else len(data)
+            self.done[f"bytes {way}"] += passing
             for writer in (target, *twins):
                 if not writer.transport.is_closing():
                     writer.write(data[:passing])

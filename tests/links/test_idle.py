@@ -22,7 +22,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.events import EventLog
 from fedsrv.transport import gate, service
-from fedsrv.transport import server as transport_server
+from fedsrv.transport import listening as transport_server
 from fedsrv.transport.refusals import AlreadyConnected
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server
@@ -177,7 +177,7 @@ def proxy(cohort: RemoteCohort) -> Iterator[Proxy]:
 def test_a_link_that_fell_silent_is_noticed_and_made_anew(proxy, cohort, monkeypatch, caplog):
     """No end, no reset: nothing arrives any more, as behind a router that lost its table."""
     monkeypatch.setattr(channels, "KEEPALIVE_MS", 1000)
-    monkeypatch.setattr(channels, "KEEPALIVE_TIMEOUT_MS", 1000)
+    monkeypatch.setattr(channels, "PONG_MS", 1000)
     told = threading.Event()
     monkeypatch.setattr(link_module.log, "warning", lambda *_: told.set())
     caplog.set_level(logging.WARNING)

@@ -189,12 +189,22 @@ class Waiting(_message.Message):
     def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., durable: _Optional[int] = ..., issue: _Optional[int] = ...) -> None: ...
 
 class PullRequest(_message.Message):
-    __slots__ = ("waiting", "held")
+    __slots__ = ("waiting", "held", "begun")
     WAITING_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     waiting: _containers.RepeatedCompositeFieldContainer[Waiting]
     held: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    begun: _containers.RepeatedCompositeFieldContainer[Begun]
+    def __init__(self, waiting: _Optional[_Iterable[_Union[Waiting, _Mapping]]] = ..., held: _Optional[_Iterable[bytes]] = ..., begun: _Optional[_Iterable[_Union[Begun, _Mapping]]] = ...) -> None: ...
+
+class Begun(_message.Message):
+    __slots__ = ("digest", "bytes")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    bytes: int
+    def __init__(self, digest: _Optional[bytes] = ..., bytes: _Optional[int] = ...) -> None: ...
 
 class SecureSum(_message.Message):
     __slots__ = ("attempt", "threshold", "clients", "most", "peers", "counted", "payload")
@@ -291,16 +301,18 @@ class ClassChange(_message.Message):
     def __init__(self, old: _Optional[str] = ..., now: _Optional[str] = ..., after: _Optional[int] = ...) -> None: ...
 
 class PartHeader(_message.Message):
-    __slots__ = ("role", "digest", "bundle", "held")
+    __slots__ = ("role", "digest", "bundle", "held", "offset")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     BUNDLE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     role: str
     digest: bytes
     bundle: _bundle_pb2.BundleHeader
     held: bool
-    def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: bool = ...) -> None: ...
+    offset: int
+    def __init__(self, role: _Optional[str] = ..., digest: _Optional[bytes] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., held: bool = ..., offset: _Optional[int] = ...) -> None: ...
 
 class PullHeader(_message.Message):
     __slots__ = ("order", "parts", "group", "more")
@@ -475,7 +487,7 @@ class OpenedShare(_message.Message):
     def __init__(self, client: _Optional[int] = ..., pair: _Optional[bytes] = ..., own: _Optional[bytes] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance", "issue", "reason")
+    __slots__ = ("client_id", "token", "kind", "interaction", "trip", "report", "bundle", "failure", "summed", "members", "distance", "issue", "reason", "part_of")
     CLIENT_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -489,6 +501,7 @@ class PushHeader(_message.Message):
     DISTANCE_FIELD_NUMBER: _ClassVar[int]
     ISSUE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PART_OF_FIELD_NUMBER: _ClassVar[int]
     client_id: str
     token: bytes
     kind: OrderKind
@@ -502,7 +515,8 @@ class PushHeader(_message.Message):
     distance: Distance
     issue: int
     reason: FailureReason
-    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ..., issue: _Optional[int] = ..., reason: _Optional[_Union[FailureReason, str]] = ...) -> None: ...
+    part_of: bytes
+    def __init__(self, client_id: _Optional[str] = ..., token: _Optional[bytes] = ..., kind: _Optional[_Union[OrderKind, str]] = ..., interaction: _Optional[int] = ..., trip: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., bundle: _Optional[_Union[_bundle_pb2.BundleHeader, _Mapping]] = ..., failure: _Optional[str] = ..., summed: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., distance: _Optional[_Union[Distance, _Mapping]] = ..., issue: _Optional[int] = ..., reason: _Optional[_Union[FailureReason, str]] = ..., part_of: _Optional[bytes] = ...) -> None: ...
 
 class Distance(_message.Message):
     __slots__ = ("weights", "statistics")
@@ -531,10 +545,12 @@ class PushRequest(_message.Message):
     def __init__(self, header: _Optional[_Union[PushHeader, _Mapping]] = ..., frame: _Optional[_Union[_bundle_pb2.Frame, _Mapping]] = ...) -> None: ...
 
 class PushResponse(_message.Message):
-    __slots__ = ("repeated_upload",)
+    __slots__ = ("repeated_upload", "received")
     REPEATED_UPLOAD_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     repeated_upload: bool
-    def __init__(self, repeated_upload: bool = ...) -> None: ...
+    received: int
+    def __init__(self, repeated_upload: bool = ..., received: _Optional[int] = ...) -> None: ...
 
 class PushSeveralRequest(_message.Message):
     __slots__ = ("results",)

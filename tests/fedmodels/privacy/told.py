@@ -66,6 +66,7 @@ place:
   Order.durable Order.tasks_seen Order.trip Order.issue Order.following Order.base
   Order.task_began Order.first_task Order.set_aside TaskOf.client_id TaskOf.task PartHeader.role
   PartHeader.digest SecureSum.payload PartHeader.held PullHeader.more PushResponse.repeated_upload
+  PartHeader.offset PushResponse.received
   Outcome.code Outcome.repeated_upload BeatResponse.superseded Event.interaction Event.round
   Committed.task Missed.events Frame.offset Resumed.task
 answer:
