@@ -44,6 +44,7 @@ from fedsrv.report.frame import RunNumbers
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "benchmarks" / "records"
+STUDIES = ROOT / "benchmarks" / "studies"
 PAGES = ROOT / "docs" / "results"
 END = "<!-- end of record -->"
 MARKED = re.compile(
@@ -132,6 +133,7 @@ def rendered(text: str) -> str:
             mark[1],
             made_with(outcome) + "\n",
             page(outcome, pictured=True),
+            *_not_run(outcome, mark[2]),
             *_picture(outcome, mark[2]),
         ]
         return "\n".join([*parts, mark[3]])
@@ -155,6 +157,16 @@ def _known(outcome: Outcome, key: str) -> Iterator[str]:
     for run in outcome.runs:
         if key in run.environment:
             yield str(run.environment[key])[:12]
+
+
+def _not_run(outcome: Outcome, study: str) -> Iterator[str]:
+    """Yield a line that names the study's rows without a run, and the command that runs them."""
+    rows = Sweep.read(STUDIES / f"{study}.toml").methods.keys()
+    if missing := [row for row in rows if row not in {cell.row for cell in outcome.cells}]:
+        only = " ".join(f'--only "{row}"' for row in missing)
+        file = f"benchmarks/studies/{study}.toml"
+        yield f"Not run: {'; '.join(missing)}.\n"
+        yield f"```\nfedsrv sweep {file} --out runs/{study} {only}\n```\n"
 
 
 def _picture(outcome: Outcome, study: str) -> Iterator[str]:

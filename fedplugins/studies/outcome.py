@@ -3,7 +3,7 @@
 The outcome as small JSON, from which tables and pictures can be made again::
 
     {"format": 1, "columns": …, "curves": …, "against": …, "seeds": …, "lengths": …,
-     "selected": …, "cells": [[setting, row], …], "environments": [{…}, …],
+     "beside": …, "selected": …, "cells": [[setting, row], …], "environments": [{…}, …],
      "runs": [{"setting", "row", "seed", "environment", "values": {…}, "curves": {…}}, …]}
 
 A run names its environment (versions and commit) by its place in the list. Numbers have six digits.
@@ -146,6 +146,8 @@ class Outcome:
     among: str = ""
     """Among which classes rows choose; empty where their runs do not say."""
     paper: ForPapers | None = None
+    beside: Sequence[str] = ()
+    """Further rows that others are compared with."""
 
     def titled(self, heading: str, path: str) -> str:
         """Return a column's heading, with its clients where they are not all."""
@@ -163,24 +165,39 @@ class Outcome:
         return {heading: values_of(path, self.runs) for heading, path in self.columns.items()}
 
     @cached_property
-    def differences(self) -> Mapping[str, Mapping[Cell, Difference]]:
-        """By heading, each cell minus the row ``against`` in the same setting."""
+    def differences(self) -> Mapping[str, Mapping[str, Mapping[Cell, Difference]]]:
+        """By row that others are compared with and heading: each cell minus that row.
+
+        Both are of one setting. Of two such rows, the later one's table has no line for the other.
+        """
+        bases = [self.against, *self.beside]
         return {
-            heading: {
-                cell: found
-                for cell in self.cells
-                if cell.row != self.against
-                and (base := values.get(Cell(cell.setting, self.against)))
-                and (found := difference(values.get(cell, {}), base))
+            base: {
+                heading: dict(self._minus(base, values, bases[: place + 1]))
+                for heading, values in self.values.items()
             }
-            for heading, values in self.values.items()
+            for place, base in enumerate(bases)
         }
+
+    def _minus(
+        self, base: str, values: _Rows, without: Sequence[str]
+    ) -> Iterator[tuple[Cell, Difference]]:
+        for cell in self.cells:
+            of_base = values.get(Cell(cell.setting, base))
+            found = difference(values.get(cell, {}), of_base) if of_base else None
+            if found and cell.row not in without:
+                yield cell, found
 
     @cached_property
     def compared(self) -> list[Difference]:
         """Every difference of a score that has an interval; a column named twice counts once."""
         headings = {path: name for name, path in self.columns.items() if _is_score(path)}
-        found = (d for name in headings.values() for d in self.differences[name].values())
+        found = (
+            one
+            for by_heading in self.differences.values()
+            for name in headings.values()
+            for one in by_heading[name].values()
+        )
         return [each for each in found if each.pairs > 1]
 
     @cached_property
@@ -267,24 +284,28 @@ class Outcome:
         has_deviation = spread.n > 1 and _is_score(path)
         return f"{mean} ± {form.format(spread.std)}" if has_deviation else mean
 
-    def difference_table(self, *, clear: bool = False) -> Table:
-        """Return the differences of every row that was compared.
+    def difference_table(self, base: str, *, clear: bool = False) -> Table:
+        """Return the differences to a row of every row that was compared with it.
 
         With ``clear``, of scores alone, and rows of which no interval leaves out zero are named in
         the caption.
         """
-        rows = [c for c in self.cells if any(c in d for d in self.differences.values())]
+        differences = self.differences[base]
+        rows = [c for c in self.cells if any(c in d for d in differences.values())]
         shown, captions = dict(self.columns), []
         if clear and any(map(_is_score, shown.values())):
             shown = {name: path for name, path in shown.items() if _is_score(path)}
-            undecided = [cell for cell in rows if not any(self._star(name, cell) for name in shown)]
+            marks = {cell: [self._star(base, name, cell) for name in shown] for cell in rows}
+            undecided = [cell for cell in rows if not any(marks[cell])]
             rows = [cell for cell in rows if cell not in undecided]
             if undecided:
                 captions = [f"Open in every score: {'; '.join(c.title for c in undecided)}."]
         texts = [
             [
                 _interval(
-                    self.differences[heading].get(cell), unit_of(path)[1], self._star(heading, cell)
+                    differences[heading].get(cell),
+                    unit_of(path)[1],
+                    self._star(base, heading, cell),
                 )
                 for heading, path in shown.items()
             ]
@@ -294,9 +315,9 @@ class Outcome:
         columns = [Name(heads[name]) for name in shown]
         return Table(columns, [Name(cell.title) for cell in rows], texts, captions=captions)
 
-    def _star(self, heading: str, cell: Cell) -> str:
+    def _star(self, base: str, heading: str, cell: Cell) -> str:
         """Return how a difference is marked; bytes and seconds are no claims, and are not."""
-        found = self.differences[heading].get(cell)
+        found = self.differences[base][heading].get(cell)
         if not found or not found.is_clear or not _is_score(self.columns[heading]):
             return ""
         return " *" if found.p <= self.kept_up_to else " (*)"
@@ -410,6 +431,7 @@ def outcome_of(
         who_chooses(
             [*{run.cell.row: read_run(run.directory).chooses_among for run in sound}.items()]
         ),
+        beside=sweep.beside,
     )
 
 
@@ -433,6 +455,7 @@ def to_json(outcome: Outcome) -> str:
         "columns": dict(outcome.columns),
         "curves": dict(outcome.curves),
         "against": outcome.against,
+        **({"beside": list(outcome.beside)} if outcome.beside else {}),
         "seeds": outcome.seeds,
         "lengths": dict(outcome.lengths),
         **({"selected": outcome.selected} if outcome.selected else {}),
@@ -468,6 +491,7 @@ def read_record(path: Path) -> Outcome:
             runs, cells, found["columns"], found["against"], found["seeds"], found["curves"],
             found["lengths"], found.get("selected", ""), found.get("fairness", ""),
             found.get("among", ""),
+            beside=tuple(found.get("beside", ())),
         )  # fmt: skip
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(f"{path} is no record of a sweep: {error!r}") from None

@@ -126,6 +126,8 @@ class Sweep(BaseModel):
     )
     against: str = ""
     """The row that others are compared with, seed by seed; by default the first."""
+    beside: Strings = ()
+    """Further rows that others are compared with, such as one that shares nothing."""
     differs: Mapping[Contract, str] | None = None
     """What rows may differ in -> why. With the table, even an empty one, the rest is refused."""
     launch: Strings = ("--hosts=1",)
@@ -172,8 +174,10 @@ class Sweep(BaseModel):
             _check_row(f"{path}: methods.{row}", method)
         if found.curves and not found.columns:
             raise ConfigError(f"{path}: curves are shown beside columns: give [columns] as well")
-        if found.against and found.against not in found.methods:
-            raise ConfigError(f"{path}: against = {found.against!r} is none of its methods")
+        for key, names in (("against", filter(None, [found.against])), ("beside", found.beside)):
+            for name in names:
+                if name not in found.methods:
+                    raise ConfigError(f"{path}: {key} = {name!r} is none of its methods")
         return found.model_copy(update={"preset": _preset(found.preset, path.parent)})
 
 

@@ -31,11 +31,13 @@ CORRECTED = (
 )
 
 
-def _about(outcome: Outcome) -> str:
-    """Return what stands above a table of differences."""
-    found, said = outcome.compared, DIFFERENCES.format(outcome.against)
+def _about(outcome: Outcome, base: str) -> str:
+    """Return what stands above a table of differences; above the first, what holds for all."""
+    found, said = outcome.compared, DIFFERENCES.format(base)
     if outcome.seeds == 1:
-        return f"Differences to {outcome.against} with the same seed; one seed has no interval."
+        return f"Differences to {base} with the same seed; one seed has no interval."
+    if base != outcome.against:
+        return said
     clear = [each for each in found if each.is_clear]
     stay = sum(each.p <= outcome.kept_up_to for each in clear)
     counts = CORRECTED.format(len(clear), len(found), stay, 100 * FALSE_DISCOVERIES)
@@ -58,12 +60,13 @@ def page(outcome: Outcome, *, pictured: bool = False) -> str:
         parts.append(f"{outcome.fairness}\n")
     if not pictured:
         parts += [ladder.markdown() for ladder in outcome.ladders()]
-    differences = outcome.difference_table(clear=pictured)
-    if differences.rows or differences.captions:
-        parts.append(f"{_about(outcome)}\n")
-    if differences.rows:
-        parts.append(replace(differences, captions=()).markdown())
-    parts += [f"{caption}\n" for caption in differences.captions]
+    for base in outcome.differences:
+        differences = outcome.difference_table(base, clear=pictured)
+        if differences.rows or differences.captions:
+            parts.append(f"{_about(outcome, base)}\n")
+        if differences.rows:
+            parts.append(replace(differences, captions=()).markdown())
+        parts += [f"{caption}\n" for caption in differences.captions]
     curves = () if pictured else outcome.curve_tables()
     return "\n".join([*parts, *(table.markdown() for table in curves)])
 
@@ -76,9 +79,11 @@ def section_of(outcome: Outcome) -> Section:
     if outcome.winners and not outcome.paper:
         scores = replace(scores, captions=[*scores.captions, f"{BOLD}{outcome.among or OWN_RULE}"])
     scores = replace(scores, captions=[*scores.captions, *outcome.why_missing()])
-    differences = outcome.difference_table()
-    told = replace(differences, captions=[_about(outcome)])
-    tables = [scores, *outcome.ladders(), *([told] if told.rows else [])]
+    told = [
+        replace(outcome.difference_table(base), captions=[_about(outcome, base)])
+        for base in outcome.differences
+    ]
+    tables = [scores, *outcome.ladders(), *(table for table in told if table.rows)]
     intro = "Means over seeds, with the standard deviation of metrics."
     return Section("The sweep's columns", intro, [("", [*charts_of(outcome)])], tables)
 
@@ -103,8 +108,9 @@ def write_csv(outcome: Outcome, out: Path) -> None:
     )
     _write(out / "runs.csv", "setting row seed column path value", runs)
     compared = (
-        [cell.setting, cell.row, outcome.against, heading, d.pairs, d.mean, *_ends(d), d.p]
-        for heading, found in outcome.differences.items()
+        [cell.setting, cell.row, base, heading, d.pairs, d.mean, *_ends(d), d.p]
+        for base, by_heading in outcome.differences.items()
+        for heading, found in by_heading.items()
         for cell, d in found.items()
     )
     _write(out / "differences.csv", "setting row against column pairs mean low high p", compared)

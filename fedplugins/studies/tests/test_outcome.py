@@ -283,3 +283,23 @@ def test_a_column_of_dashes_says_why_and_a_verdict_among_which_classes():
     assert "paired test over seeds. A: chosen among" in " ".join(
         section_of(clear).tables[0].captions
     )
+
+
+def test_rows_are_compared_with_several_and_corrected_together(tmp_path):
+    """A row minus another is one comparison: the second table has no line for the first row."""
+    values = {"A": (0.5, 0.6, 0.7), "B": (0.4, 0.5, 0.6), "C": (0.6, 0.7, 0.81)}
+    runs = [
+        RunNumbers(Cell("", row), seed, {"metrics.a_loc": value}, {}, {})
+        for row, found in values.items()
+        for seed, value in enumerate(found)
+    ]
+    cells = [Cell("", row) for row in values]
+    made = Outcome(runs, cells, {"A_loc": "metrics.a_loc"}, "A", 3, beside=["B"])
+    assert [one.mean for one in made.compared] == pytest.approx([-10, 10 + 1 / 3, 20 + 1 / 3])
+    file = tmp_path / "record.json"
+    file.write_text(to_json(made))
+    assert read_record(file).differences == made.differences
+    text = page(made)
+    assert text.index("Differences to A") < text.index("Differences to B")
+    assert "| B |" not in text.partition("Differences to B")[2]
+    assert text.count("intervals of scores leave out zero") == 1
