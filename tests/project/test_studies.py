@@ -76,11 +76,12 @@ OF_CLIENTS = re.compile(
     r"metrics\.(?:best_|chosen_)?"
     r"(?:a_loc|a_sel|iaa|aa|present|prequential|personalization|generalization)(?:_|$)"
 )
+OF_ATTACKERS = "settings are switches of attackers, and a client that sends nothing is none"
 WITHOUT_LOCAL = {
-    "attacks": "settings are attackers' switches, and a client that sends nothing is none",
-    "attacks-defences": "settings are attackers' switches, and a client that sends nothing is none",
-    "attacks-fashion": "settings are attackers' switches, and a client that sends nothing is none",
-    "attacks-optimised": "settings are attackers' switches, and a client that sends nothing is none",
+    "attacks": OF_ATTACKERS,
+    "attacks-defences": OF_ATTACKERS,
+    "attacks-fashion": OF_ATTACKERS,
+    "attacks-optimised": OF_ATTACKERS,
     "pfedgrp-judge": "settings are switches of pFedGRP",
 }
 """Studies of clients' models without a row that shares nothing, and why."""
