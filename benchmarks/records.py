@@ -17,7 +17,8 @@ and what lies between them is never typed: a test renders it again and compares.
 place of ``record``, is what a reader's choices move (:mod:`benchmarks.papers.views`), ``attacks``
 are the tables of a study of attacks (:mod:`benchmarks.attacks.page`), and ``deciding`` says what
 would decide the open intervals of all studies (:mod:`benchmarks.deciding`). A study with
-curves or lengths has a picture, ``docs/results/STUDY.svg``. What benchmarks measured has records of
+curves or lengths has a picture, ``docs/results/STUDY.svg``, and one of change a plane
+(:mod:`benchmarks.plane`). What benchmarks measured has records of
 its own (benchmarks/measured.py), and the same marks. How long our runs are beside the papers' is
 computed in the tables of verdicts, too (:mod:`benchmarks.papers.lengths`).
 """
@@ -30,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks import deciding
+from benchmarks import deciding, plane
 from benchmarks.attacks.page import page as attacks_page
 from benchmarks.measure import parser_of
 from benchmarks.measured import page as measured_page
@@ -70,7 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for path in sorted(PAGES.glob("*.md")):
             path.write_text(rendered(path.read_text()))
         for record in sorted(RECORDS.glob("*.json")):
-            draw(read_record(record), PAGES / f"{record.stem}.svg")
+            outcome, file = read_record(record), PAGES / f"{record.stem}.svg"
+            draw(outcome, file)
+            if plane.is_plane(outcome):
+                file.write_text(plane.picture(outcome))
     except FedtideError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -170,6 +174,8 @@ def _not_run(outcome: Outcome, study: str) -> Iterator[str]:
 
 
 def _picture(outcome: Outcome, study: str) -> Iterator[str]:
+    if plane.is_plane(outcome):
+        yield f"![{study}: present task against next task]({study}.svg)\n"
     if outcome.curves or len(set(outcome.lengths.values())) > 1:
         yield f"![{study}: scores by length and round]({study}.svg)\n"
 

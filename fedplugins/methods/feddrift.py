@@ -1,6 +1,7 @@
 """FedDrift and FedDrift-Eager — Jothimurugesan, Hsieh, Wang, Joshi, Gibbons, Federated Learning
 under Distributed Concept Drift, AISTATS 2023. https://arxiv.org/abs/2206.00799
-Facts from the authors' code, https://github.com/microsoft/FedDrift (``mmacc``, ``H_A_C_1``).
+Facts from the authors' code, https://github.com/microsoft/FedDrift (``mmacc``, ``H_A_C_1``; what
+its README calls theirs, ``H_A_F_1_06_0``, is ``reading.begins = "client"``).
 
     paper, code          here                             paper, code     here
     h_m                  weights "model{m}/…"             delta           delta
@@ -81,6 +82,7 @@ class FedDrift(FedAvg):
     views: ClassVar[tuple[str, ...]] = ("after_local", "after_downlink")
     reduction: ClassVar[Reduction] = "each"
     trains_on: ClassVar[TrainsOn] = "history"
+    variants_in: ClassVar[str] = "fedplugins.methods.feddrift_variants"
 
     delta: Positive = 0.1
     """How far accuracy must fall from one task to the next for a drift; the paper's by data set."""
@@ -254,7 +256,7 @@ class FedDrift(FedAvg):
         table, now = _table(payload), ctx.task
         is_known = len(table) > now and table[now] >= 0
         model, accuracy = ctx.once(self._best, payload, state)
-        drifted = not is_known and _before(ctx, state) - accuracy > self.delta
+        drifted = not is_known and self._drifts(ctx, state, accuracy)
         drifted &= len(ctx.stream.train(now)[1]) > 0
         own, held = self.models if drifted else model, dict[int, list[tuple[Tensor, Tensor]]]()
         for task, part in ctx.stream.train_each(now).items():
@@ -274,6 +276,10 @@ class FedDrift(FedAvg):
                 work.data[role] = joined.get(m, ctx.stream.train(now))
                 work.starts[role] = part_of(payload.weights, f"model{start}")
         return work
+
+    def _drifts(self, ctx: ClientContext, state: Bundle, accuracy: float) -> bool:
+        """Tell whether the best model is too much worse on a task than one was on the last."""
+        return _before(ctx, state) - accuracy > self.delta
 
     def _correct(
         self, ctx: ClientContext, payload: Bundle, held: dict[int, tuple[Tensor, Tensor]]
@@ -318,6 +324,7 @@ class FedDriftEager(FedDrift):
     """Clients whose data no model fits any more begin one more model, together; none merge."""
 
     citation: ClassVar[str] = "Jothimurugesan et al., AISTATS 2023"
+    variants_in: ClassVar[str] = ""
 
     def _group(self, role: str, client: int) -> str:
         return role

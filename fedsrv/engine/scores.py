@@ -148,6 +148,13 @@ def accuracy_over(found: Iterable[ClassCounts | None]) -> float | None:
     return mean_accuracy(counts) if counts else None
 
 
+def _pooled(found: Iterable[ClassCounts | None]) -> float | None:
+    """Return the accuracy over the test examples of all clients together; None without any."""
+    known = [counts for counts in found if counts is not None]
+    total = sum(known[1:], known[0]) if known else None
+    return total.accuracy() if total is not None and total.total() else None
+
+
 def round_metrics(
     scores: Scores,
     local_view: str,
@@ -175,10 +182,14 @@ def round_metrics(
     for key, view in {"a_glo": "global", **_local_views(scores, local_view)}.items():
         for suffix, found in _test_sets(scores, view, None, met, tasks_seen).items():
             out |= _variants(key + suffix, found, groups)
+            if not suffix:
+                out[f"{key}_pooled"] = _pooled(found)
         for rule in scores.rules()[1:] if key in ("a_glo", "a_loc") else (SEEN, ALL):
             for suffix, found in _test_sets(scores, view, rule, met, tasks_seen).items():
                 if not suffix or rule in (SEEN, ALL):
                     out[f"{key}{suffix}_{rule}"] = accuracy_over(found)
+                if not suffix:
+                    out[f"{key}_{rule}_pooled"] = _pooled(found)
     out["iaa"] = _weighted_accuracy(scores, local_view, profiles, tasks_seen)
     models = {"a_glo": "global"} | ({} if local_view == "global" else {"a_loc": local_view})
     for key, view in models.items():

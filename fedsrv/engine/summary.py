@@ -13,7 +13,13 @@ import numpy as np
 
 from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
-from fedmodels.numerics.metric_names import CHOSEN, DEFINITIONS, OF_FIGURE, is_written_by_runs
+from fedmodels.numerics.metric_names import (
+    BEST,
+    CHOSEN,
+    DEFINITIONS,
+    OF_FIGURE,
+    is_written_by_runs,
+)
 from fedmodels.numerics.metrics import (
     best_round,
     chosen,
@@ -201,8 +207,12 @@ def _a_sel_by_task(records: Sequence[Record], last_rounds: int) -> dict[str, flo
 
 
 def _best_rounds(scored: Sequence[Mapping[str, float]], select_by: str) -> dict[str, float]:
-    """Return FedAli's metrics at the round that is best on test data."""
-    out: dict[str, float] = {}
+    """Return FedAli's metrics at the round that is best on test data, and each view's highest."""
+    out = {
+        f"best_{name}": max(series)
+        for name in BEST
+        if (series := [metrics[name] for metrics in scored if name in metrics])
+    }
     by_f1 = select_by == "f1"
     for names, key in (
         (_OF_CLIENTS, "personalization" if by_f1 else "a_loc_trained"),

@@ -132,6 +132,29 @@ def test_drifts_by_hand(name, new, tables):
     assert common.weights["open"].tolist() == [1, 1, int(name == "feddrift")]
 
 
+def test_each_client_may_begin_with_a_model_of_its_own_by_hand():
+    """From a = 1, as in the drifts by hand: x = 1 of class 0 ends with 1.1192029, and x = 2 of
+    class 1 with -.9640276. The first model, which nobody has then, makes room for the third client.
+    In later rounds of the task nobody begins again, and after it models that fit alike merge.
+    """
+    experiment = drifting(reading={"begins": "client"})
+    state = server_of({0: 1.0}, {}, step=-1)
+    tasks = {0: ([1.0], [0]), 1: ([1.0], [0]), 2: ([2.0], [1])}
+    results = {c: trained(experiment, state, c, own, accuracy=-1.0) for c, own in tasks.items()}
+    after, metrics = reduced(experiment, state, 0, {c: r.upload for c, r in results.items()})
+    assert rows(after) == {0: [1], 1: [2], 2: [0]}
+    expected = {"model0": -0.9640276, "model1": 1.1192029, "model2": 1.1192029}
+    assert slopes(after) == pytest.approx(expected, abs=1e-6)
+    assert (metrics["clients_drifted"], metrics["models_merged"]) == (1, 0)
+    again = trained(experiment, after, 0, tasks[0], accuracy=-1.0)
+    assert (again.upload.scalars["model"], again.upload.scalars["drifted"]) == (1, 0)
+    common, _ = method_of(experiment).broadcast(server_at(experiment, 1), after)
+    assert common.weights["open"].tolist() == [1, 1, 1]  # from the second task on they may merge
+    alike = {c: trained(experiment, after, c, tasks[c], ([1.0], [0])) for c in (0, 1)}
+    merged, metrics = reduced(experiment, after, 1, {c: r.upload for c, r in alike.items()})
+    assert (metrics["models_merged"], rows(merged)) == (1, {0: [1, 1], 1: [1, 1], 2: [0]})
+
+
 def test_models_that_fit_alike_merge_by_hand():
     """Models a = 1, -1 and -3; x = 1 is of class 0 in task 0 and of class 1 in tasks 1 and 2.
 

@@ -29,6 +29,9 @@ CHOSEN = (
     "personalization", "generalization", "global_f1", "validation_accuracy", "validation_f1",
 )  # fmt: skip
 """Scores that a summary has of the round that is best on validation parts, too."""
+VIEWS = ("a_glo", "a_loc", "a_loc_received", "a_loc_trained")
+BEST = (*VIEWS, *(f"{view}_pooled" for view in VIEWS), "iaa")
+"""Scores that a summary has of the round in which each is highest on test data, too."""
 
 SCORED = (
     "a_glo", "a_loc", "a_loc_received", "a_loc_trained", "a_sel", "a_sel_received_task",
@@ -58,6 +61,7 @@ def is_written_by_runs(name: str) -> bool:
     """Tell whether a run writes a metric of this name itself, so that no method may."""
     of_plugins = (name for part in loaded("fedtide.parts") for name in part.computes)
     own = {*SCORED, *OF_UPLOADS, *of_plugins, *(f"chosen_{chosen}" for chosen in CHOSEN)}
+    own |= {f"best_{name}" for name in BEST}
     of_models = ACCURACY.fullmatch(name) or OF_FIGURE.fullmatch(name)
     return family_of(name) in own or of_models is not None
 

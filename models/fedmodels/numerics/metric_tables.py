@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal
 
-from fedmodels.numerics.metric_names import ACCURACY, CHOSEN, OF_FIGURE, family_of
+from fedmodels.numerics.metric_names import ACCURACY, BEST, CHOSEN, OF_FIGURE, family_of
 from fedmodels.plugins import loaded
 
 SCORERS, COHORT, EVERYONE = "all that score", "the cohort", "–"
@@ -266,6 +266,15 @@ SCORES = (
     ),
     *(
         Metric(
+            f"best_{name}", f"highest of all scored rounds on test data: {name}",
+            f"the highest `{name}` of all scored rounds: chosen on test data, each score in "
+            "a round of its own, as in PFLlib's tables",
+            "Zhang et al. 2025",
+        )
+        for name in BEST
+    ),
+    *(
+        Metric(
             f"validation_{name}", f"{title}, validation part",
             f"mean over clients of the {title} of the model that a client holds before it trains, "
             "on what it keeps of its training data by `data.validation_share`",
@@ -470,6 +479,10 @@ ENDINGS: Mapping[str, tuple[str, str]] = {
         "over the lower half of these classes by training examples. Classes of equally many "
         "examples on both sides of a border between groups are all `medium`, and there are no "
         "groups where all classes are equally frequent",
+    ),
+    "pooled": (
+        "clients' test examples pooled",
+        "over the test examples of all these clients together: a client counts by its examples",
     ),
     "std": ("deviation over clients", "population standard deviation over clients: fairness"),
     "worst_tenth": (

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import DataError
+from fedmodels.numerics.metric_tables import is_known, metric
 from fedmodels.numerics.metrics import ClassCounts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -62,6 +63,27 @@ def test_a_glo_is_the_mean_over_clients():
     found = metrics_of(scores)
     assert found["a_glo"] == pytest.approx(0.825)
     assert "a_loc" not in found
+
+
+def test_pooled_scores_count_a_client_by_its_test_examples():
+    """30 of 40 and 45 of 50 are 75 of 90; models just trained have 60 of 80 and 9 of 10."""
+    found = metrics_of(
+        scores_of(
+            {
+                0: [
+                    counts([10, 20], [20, 20]),
+                    counts([30, 30], [40, 40], "after_local"),
+                    counts([1, 1], [40, 40], "after_local", rule="all_classes"),
+                ],
+                1: [counts([20, 25], [25, 25]), counts([4, 5], [5, 5], "after_local")],
+            }
+        )
+    )
+    assert found["a_glo_pooled"] == pytest.approx(75 / 90)
+    assert found["a_loc_received_pooled"] == found["a_glo_pooled"]
+    assert found["a_loc_pooled"] == found["a_loc_trained_pooled"] == pytest.approx(69 / 90)
+    assert found["a_loc_trained_all_classes_pooled"] == pytest.approx(2 / 80)
+    assert found["a_loc_trained"] == pytest.approx((0.75 + 0.9) / 2)
 
 
 def test_a_loc_is_of_the_local_view():
@@ -437,6 +459,26 @@ def test_global_scores_are_of_their_own_best_round(select_by, best):
     assert (found["global_f1"], found["a_glo_balanced"]) == (0.3, 0.5)
 
 
+def test_every_view_has_the_best_of_its_own_rounds():
+    records = [
+        record(r, a_glo=g, a_loc_received=loc, a_loc_received_pooled=p, iaa=i)
+        for r, (g, loc, p, i) in enumerate(
+            [(0.2, 0.9, 0.3, 0.1), (0.7, 0.1, 0.4, 0.5), (0.3, 0.5, 0.2, 0.4)]
+        )
+    ]
+    found = run_of(records)
+    best = {name: value for name, value in found.items() if name.startswith("best_")}
+    assert best == {
+        "best_a_glo": 0.7,
+        "best_a_loc_received": 0.9,
+        "best_a_loc_received_pooled": 0.4,
+        "best_iaa": 0.5,
+    }
+    assert found["a_loc_received"] == 0.5, "the last round's"
+    assert metric("best_iaa").meaning.startswith("the highest `iaa`")
+    assert all(is_known(name) for name in best)
+
+
 def test_aa_and_afm(tmp_path):
     """AA is the mean of the IAA series; AFM the reference's minus this run's, round by round."""
     lines = [json.dumps(record(r, iaa=a)) for r, a in enumerate([0.9, 0.8])]
@@ -625,7 +667,7 @@ def test_summary():
     experiment = tiny_experiment(training={"local_epochs": 2})
     found = summarise(records, experiment, "after_local", "digest", lambda: [100])
     json.dumps(found, allow_nan=False)
-    assert found["metrics"] == {"a_glo": pytest.approx(0.3)}
+    assert found["metrics"] == pytest.approx({"a_glo": 0.3, "best_a_glo": 0.3})
     assert found["bytes"] == {"down": 40, "up": 80, "wire_down": 44, "wire_up": 84}
     assert found["seconds"] == {"train": 4.0, "server": 2.0, "wall": 8.0}
     assert found["compute"] == {
@@ -649,7 +691,9 @@ def test_a_figure_that_cannot_be_computed_is_missing_and_fails_no_run(tmp_path):
 
     afm = {"afm": partial(afm_of, experiment=experiment)}
     found = summarise(records, experiment, "after_local", "digest", fails, of_parts=afm)
-    assert found["metrics"] == pytest.approx({"a_glo": 0.1, "iaa": 0.2, "aa": 0.2})
+    assert found["metrics"] == pytest.approx(
+        {"a_glo": 0.1, "iaa": 0.2, "aa": 0.2, "best_a_glo": 0.1, "best_iaa": 0.2}
+    )
     assert found["compute"] == {"peak_client_rss_bytes": 0}
     assert (
         found["figures_missing"]["compute"] == "ValueError: Expected more than 1 value per channel"
