@@ -38,6 +38,7 @@ from benchmarks.measured import page as measured_page
 from benchmarks.papers import lengths
 from benchmarks.papers.views import page as choices_page
 from fedmodels.errors import FedtideError
+from fedplugins.studies.fairness import fairness
 from fedplugins.studies.outcome import Outcome, outcome_of, read_record, to_json
 from fedplugins.studies.plan import Sweep, plan
 from fedplugins.studies.tables import draw, page
@@ -103,7 +104,8 @@ def keep(study: Path, runs: Path, *, add: bool = False) -> Path:
     found = {run.row for run in outcome.runs}
     cells = [cell for cell in outcome.cells if cell in found]
     file.parent.mkdir(exist_ok=True)
-    file.write_text(to_json(replace(outcome, cells=cells)))
+    said = fairness(sweep, [run for run in planned if run.cell in found])
+    file.write_text(to_json(replace(outcome, cells=cells, fairness=said)))
     return file
 
 

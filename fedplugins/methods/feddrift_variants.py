@@ -1,4 +1,4 @@
-"""What FedDrift's code begins with in its two readings; docs/methods/feddrift.md has the sources."""
+"""What FedDrift begins with in two readings of its code; docs/methods/feddrift.md has sources."""
 
 from __future__ import annotations
 
