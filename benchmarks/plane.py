@@ -21,8 +21,8 @@ Point = tuple[Difference, Difference]
 
 
 def is_plane(outcome: Outcome) -> bool:
-    """Tell whether a study scores clients on their present and on their next task."""
-    return {NEXT, PRESENT} <= {*outcome.columns.values()}
+    """Tell whether a study compares rows with several, on the present and on the next task."""
+    return bool(outcome.beside) and {NEXT, PRESENT} <= {*outcome.columns.values()}
 
 
 def points(outcome: Outcome) -> dict[str, Point]:
