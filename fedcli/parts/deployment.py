@@ -1,13 +1,15 @@
 """The models that a client keeps live while it trains.
 
 A model goes live if it classifies as many of the client's held-out examples correctly as the live
-model does, less a tolerance. Both are scored on the same examples: those of the tasks that the
+model does, less a tolerance; of targets, if its loss is no larger than the live model's, but for
+the tolerance as a part of it. Both are scored on the same examples: those of the tasks that the
 client has met by now. Both are scored as they are served: by the net's classifier.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,6 +26,7 @@ from fedmodels.nets.split import SplitNet
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.numerics.metrics import as_one
 from fedmodels.numerics.randomness import seeded
+from fedmodels.problems.targets import Targets, targets_in
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ClientContext
@@ -31,6 +34,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 
 BATCH = 256
 """Examples that are scored together."""
+UNSOUND = "its outputs are not finite"
 log = logging.getLogger(__name__)
 
 
@@ -152,6 +156,7 @@ class Deployment(ClientPart):
         told, file = model.facts, self.client.data.file
         scales = (told.scale, *told.mean, *told.std), (file.scale, *file.mean, *file.std)
         is_alike = tuple(told.input_shape) == tuple(file.input_shape) and scales[0] == scales[1]
+        is_alike = is_alike and model.targets == targets_in(file.transform, "the client's data")
         return model.net.to(self.client.stream.device) if is_alike else None
 
     def _judged(self, net: SplitNet, live: SplitNet | None, order: rpc.Order) -> Judged:
@@ -171,9 +176,13 @@ class Deployment(ClientPart):
         count, merged = sum(len(y) for _, y in sets), self.client.run.merged
         if not count:
             return Judged(True, f"there are no {kept} data to compare it on")
+        if (targets := self.client.run.targets) is not None:
+            nets = (net, *([live] if live is not None else []))
+            losses = [loss_of(one, sets, targets) for one in nets]
+            return self._judged_by_loss(losses, f"on {count} {kept} examples")
         right = rightly_named(net, sets, merged)
         if right is None:
-            return Judged(False, "its outputs are not finite")
+            return Judged(False, UNSOUND)
         before = rightly_named(live, sets, merged) if live is not None else None
         share = f"{right} of {count} {kept} examples are right"
         if before is None:
@@ -181,6 +190,16 @@ class Deployment(ClientPart):
         may_live = right >= before - self.how.tolerance * count
         why = f"{share}, {before} by the live model"
         return Judged(may_live, why, right / count, before / count)
+
+    def _judged_by_loss(self, losses: Sequence[float], where: str) -> Judged:
+        """Tell of targets, by the loss of a net, and that of the live one if there is one."""
+        loss, *live = losses
+        if not math.isfinite(loss):
+            return Judged(False, UNSOUND)
+        why = f"its loss {where} is {loss:.4g}" + "".join(
+            f", {v:.4g} by the live model" for v in live
+        )
+        return Judged(not live or not loss > live[0] * (1 + self.how.tolerance), why)
 
 
 @dataclass(frozen=True)
@@ -198,6 +217,18 @@ class Judged:
         figures = {"accuracy": self.accuracy, "live": self.live}
         known = {name: round(value, 3) for name, value in figures.items() if value is not None}
         return rpc.RefusedModel(round=round_of, **known)
+
+
+@torch.no_grad()
+def loss_of(net: SplitNet, sets: list[Examples], targets: Targets) -> float:
+    """Return the mean loss of a net on examples, which have targets as they are learned."""
+    net.eval()
+    parts = [
+        targets.losses(net(xs).double(), ys.double())
+        for x, y in sets
+        for xs, ys in zip(net.split(x, BATCH), net.split(y, BATCH), strict=True)
+    ]
+    return float(torch.cat(parts).mean())
 
 
 @torch.no_grad()

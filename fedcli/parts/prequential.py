@@ -12,14 +12,15 @@ import torch
 
 from fedcli.runtime.client_part import ClientPart, Training
 from fedmodels.errors import DataError
-from fedmodels.parts.prequential import Prequential
+from fedmodels.parts.prequential import NAMES, Prequential
+from fedmodels.problems.targets import targets_in
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.asked import fits_for_scores, local_view
 from fedmodels.training.scoring import score
 
 LAST = f"{Prequential.section}last"
 DIGITS = 4
-"""Digits of the accuracy that leave the client."""
+"""Digits of the figure that leave the client."""
 
 
 class TestThenTrain(ClientPart):
@@ -39,13 +40,13 @@ class TestThenTrain(ClientPart):
         if not 0 <= last < task:
             return
         with suppress(DataError):  # test data may be deleted; scoring says more
-            found = self._accuracy(half)
-            half.figures |= {} if found is None else {"prequential": found}
+            half.figures |= self._score(half)
 
-    def _accuracy(self, half: Training) -> float | None:
+    def _score(self, half: Training) -> dict[str, float]:
         """Return the accuracy on a task's training and test examples, by the method's own rule.
 
-        None where the site does not let the model be scored.
+        Of numbers it is their error, of several labels the area under their curves. Nothing is told
+        where the site does not let the model be scored, or the examples have no such figure.
         """
         stream, method, task = self.client.stream, self.client.method, half.ctx.task
         stream.meet(task + 1)
@@ -58,6 +59,14 @@ class TestThenTrain(ClientPart):
         method.load(ctx, half.payload, state)
         sets = {"next": (x, y)}
         if not self.client.may_score(half.order, ctx, half.payload, state, sets):
-            return None
-        found = score(method, ctx, half.payload, state, sets)
-        return round(next(iter(found.values())).accuracy(), DIGITS)
+            return {}
+        data, outputs = self.client.data, dict[str, list[torch.Tensor]]()
+        targets = targets_in(data.file.transform, data.directory)
+        found = score(
+            method, ctx, half.payload, state, sets, kept=None if targets is None else outputs
+        )
+        if targets is None:
+            return {"prequential": round(next(iter(found.values())).accuracy(), DIGITS)}
+        told = targets.score(torch.cat(outputs["next"]), y)
+        named = {f"prequential_{name}": float(f"{v:.{DIGITS}g}") for name, v in told.items()}
+        return {name: named[name] for name in NAMES if name in named}

@@ -51,6 +51,9 @@ class OpenAdmission(Admission):
         began = known if classes else {}  # before that, what clients had may have grown since
         super().__init__(began, *args, **options)
         assert self._experiment is not None, "a config says that the run is open"
+        data = self._experiment.data
+        self._outputs = data.columns.outputs if data and data.columns else ()
+        """What is learned in place of classes, which nobody brings more of; none of classes."""
         self._has_begun = classes is not None
         """Whether the clients may bring more than they had, and no less."""
         self._run = classes or RunClasses(())
@@ -114,6 +117,12 @@ class OpenAdmission(Admission):
             raise PayloadError(
                 f"client {client} has inputs {[*profile.problem.input_shape]}; the run has inputs "
                 f"{[*self._problem.input_shape]}"
+            )
+        outputs = self._outputs
+        if outputs and profile.classes != outputs:
+            raise PayloadError(
+                f"client {client} learns {listed(profile.classes)}, and the run {listed(outputs)}: "
+                "cut its data by the [data.columns] of the run"
             )
         known = self._known.get(client) if isinstance(client, int) else None
         if known is not None:

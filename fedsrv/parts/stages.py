@@ -175,6 +175,8 @@ class OpenRuns(ServerPart):
         Raises:
             PayloadError: a change cannot be, or nobody has joined.
         """
+        if changes and (names := self.store.experiment.targets):
+            raise PayloadError(f"the run learns {', '.join(names)}, and has no classes to change")
         with self._deciding:
             growths, profiles = self._known()
             done = sum(len(one.class_changes) for one in growths)

@@ -180,8 +180,8 @@ def headline(groups: Sequence[SeedGroup], names: Sequence[str]) -> list[str]:
         wanted = tuple(_at_one_moment(groups, name) for name in wanted)
     hidden = "_minority" if rare_classes(groups) == [] else None
     found = [name for name in wanted if name in names and not (hidden and name.endswith(hidden))]
-    if "prequential" in names:  # a run has it where its config asks for it
-        found = [*found[: MAX_METRICS - 1], "prequential"]
+    if own := [name for name in names if name.startswith("prequential")]:  # its config asks for it
+        found = [*found[: MAX_METRICS - 1], own[0]]
     return found[:MAX_METRICS] or list(names)[:MAX_METRICS]
 
 

@@ -122,7 +122,7 @@ examples:
 loss:
   flow_loss generator_loss
 scores:
-  prequential
+  prequential prequential_mae prequential_auroc
 metrics:
   alpha credibility flow_density generator_ratio generator_trainings generators_trained
   input_drift input_drift_p input_drift_number prediction_drift prediction_drift_p

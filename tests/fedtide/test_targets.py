@@ -269,11 +269,11 @@ def test_quantiles_are_in_their_order_in_a_csv(table, tmp_path):
         ({"training": {"class_weights": "balanced"}}, "class_weights belongs to loss"),
         ({"evaluate": {"drift": True}}, "drift compares the mix of classes"),
         ({"evaluate": {"select_by": "accuracy"}}, "select_by is of classes"),
-        ({"schedule": {"open": True, "order": "tasks_outer"}}, "open = true lets classes come"),
-        ({"deploy": {"guard": "held_out"}}, 'guard = "none"'),
+        ({"schedule": {"open": True, "order": "tasks_outer"}, "trigger": {"score_drop": 0.1}},
+         "score_drop compares accuracies"),
         ({"data": {"max_per_class": 3}}, "max_per_class is of classes"),
     ],
-)
+)  # fmt: skip
 def test_what_needs_classes_is_refused_in_a_line(table, more, line):
     with pytest.raises(ConfigError, match=line):
         config(table, **more)

@@ -14,6 +14,7 @@ import torch
 from fedcli.data import settled
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
+from fedcli.data.store.site import cut
 from fedcli.runtime.announcer import Watched
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
@@ -34,13 +35,18 @@ class Stopped(Exception):
 class Served:
     """A coordinator in a thread of this process, and hosts in others."""
 
-    def __init__(self, place: Path, pool: ThreadPoolExecutor, resume: bool = False) -> None:
+    def __init__(
+        self, place: Path, pool: ThreadPoolExecutor, resume: bool = False, **tables: Any
+    ) -> None:
         schedule = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2}
         experiment = tiny_experiment(
             method="fedper",
             net={"name": "mlp", "hidden": [4]},
             schedule={**schedule, "begin_with": 1},
-        ).model_copy(update={"scenario": None, "data": None})
+            **tables,
+        )
+        kept = experiment.data if tables else None
+        experiment = experiment.model_copy(update={"scenario": None, "data": kept})
         ready = Future[tuple[str, EventLog]]()
         self.place, self.pool, self.stop = place, pool, threading.Event()
         self.end: Future[dict[str, Any]] = pool.submit(
@@ -60,11 +66,13 @@ class Served:
     def wait_commit(self) -> None:
         assert self._commits.acquire(timeout=60)
 
-    def join(self, client: int, incoming: Path | None = None) -> tuple[Host, Future[None]]:
+    def join(
+        self, client: int, incoming: Path | None = None, data: Path | None = None
+    ) -> tuple[Host, Future[None]]:
         states, link = self.place / "states", Link(self.address, give_up_after_s=10.0)
         cpu = torch.device("cpu")
         brought = {} if incoming is None else {"watched": Watched(incoming)}
-        host = Host([client], link, self.place / "data", states, cpu, brought=brought)
+        host = Host([client], link, data or self.place / "data", states, cpu, brought=brought)
         return host, self.pool.submit(host.run)
 
 
@@ -108,3 +116,41 @@ def test_tasks_and_classes_come_into_a_watched_folder(served, tmp_path, monkeypa
         model = TrainedModel.load(host.workers.of(client).states.path / "personal.safetensors")
         assert [*model.class_names] == ["a", "b", "fox", "elk"]
     assert (incoming / "taken" / "month").is_dir()
+
+
+def test_weekly_numbers_come_into_a_watched_folder(tmp_path, monkeypatch):
+    """A site's own files, cut as the coordinator's config says; the second one is another week."""
+    monkeypatch.setattr(settled, "SETTLE_S", 0.0)
+    monkeypatch.setattr(service, "BEAT_EVERY_S", 0.1)
+    columns = {"features": ["a"], "target": "price", "target_mean": [5.0], "target_std": [3.0]}
+    data = {"name": "table", "columns": columns}
+
+    def week(place: Path, first: int) -> Path:
+        place.parent.mkdir(exist_ok=True)
+        rows = [f"{at},{at % 10}" for at in range(first, first + 30)]
+        place.write_text("\n".join(["a,price", *rows]) + "\n")
+        return place
+
+    own_data = cut(week(tmp_path / "first.csv", 0), data, 0, 0, tmp_path / "data")
+    tables = {"data": data, "evaluate": {"prequential": True}, "deploy": {}}
+    with ThreadPoolExecutor(3) as pool:
+        served = Served(tmp_path, pool, scenario={"kind": "natural"}, **tables)
+        try:
+            host, ended = served.join(0, tmp_path / "incoming", own_data)
+            served.wait_commit()
+            week(tmp_path / "incoming" / "week.csv.part", 100).rename(
+                tmp_path / "incoming" / "week.csv"
+            )
+            served.wait_commit()
+            steer(served.address, close=True)
+            summary = served.end.result(60)
+            ended.result(60)
+        finally:
+            served.stop.set()
+    assert summary["rounds"] == 2
+    assert summary["metrics"]["prequential_mae"] > 0
+    grown = [g["tasks"] for r in records_of(tmp_path / "run") for g in r.get("growths", ())]
+    assert grown == [[[0, 1]], [[0, 2]]]
+    assert (tmp_path / "incoming" / "taken" / "week.csv").is_file()
+    model = TrainedModel.load(host.workers.of(0).states.path / "personal.safetensors")
+    assert [*model.class_names] == ["price"]

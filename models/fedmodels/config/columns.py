@@ -297,10 +297,8 @@ class Columns(StrictTable):
 
 
 NO_CLASSES = {
-    "open runs": "open = true lets classes come to a run, and here there is none: leave it out",
     "class masks": "class_masks has no classes to mask: leave it out",
     "probabilities": "probabilities are of classes, and here figures tell more: leave it out",
-    "prequential scores": "prequential tells an accuracy, and here there is none: leave it out",
 }  # fmt: skip
 """What does not go with ``[data.columns] target`` and ``labels``, and why."""
 REFUSED: tuple[Refusal, ...] = (
@@ -311,10 +309,10 @@ REFUSED: tuple[Refusal, ...] = (
     ),
     *(
         Refusal(
-            (kind, "deployment"),
-            f"[deploy] guard compares how many classes are right, and [data.columns] {key} learns "
-            'none: set guard = "none"',
-            when=lambda e: e.guards_models, where="guard",
+            (kind, "triggers"),
+            f"[trigger] score_drop compares accuracies, and [data.columns] {key} learns no "
+            "classes: take new_data, every_s or drift",
+            when=lambda e: e.begins.score_drop is not None, where="score_drop",
         )
         for kind, key in (("numbers", "target"), ("several labels", "labels"))
     ),

@@ -141,7 +141,7 @@ OF_THE_CORE: tuple[Part, ...] = (
     Part("prequential scores", "[evaluate] prequential", lambda e: e.evaluate.prequential,
          "metrics.md", server="prequential:PrequentialScores",
          client="prequential:TestThenTrain", shared="parts.prequential:Prequential",
-         tells=("prequential",)),
+         tells=("prequential", "prequential_mae", "prequential_auroc")),
     Part("probabilities", "[evaluate] probabilities",
          lambda e: e.evaluate.probabilities, "metrics.md",
          client="probabilities:ProbabilityScores"),

@@ -21,8 +21,9 @@ class Deploy(StrictTable):
     test data, on which the accuracy of a live model is flattered then. ``none``: every new model
     goes live."""
     tolerance: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """A new model goes live with an accuracy this much lower than the live one's; with more than 0,
-    models may get worse step by step."""
+    """A new model goes live with an accuracy this much lower than the live one's, or, where numbers
+    or several labels are learned, with a loss larger by this part; with more than 0, models may get
+    worse step by step."""
 
     keep_mb: Annotated[int, Field(ge=0, le=10_000)] = 256
     """MiB of earlier live models that a client keeps for ``fedcli rollback --to``, beside the live

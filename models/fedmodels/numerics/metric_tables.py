@@ -187,6 +187,16 @@ SCORES = (
         population="clients with two tasks or more",
     ),
     Metric(
+        "prequential_mae", "error on the next task, before training",
+        "as `prequential`, of runs that learn numbers: `mae` in place of the accuracy", better=-1,
+        unit="", range="≥ 0", population="clients with two tasks or more",
+    ),
+    Metric(
+        "prequential_auroc", "AUROC on the next task, before training",
+        "as `prequential`, of runs that learn several labels: `auroc` in place of the accuracy",
+        population="clients with two tasks or more",
+    ),
+    Metric(
         "present", "models as received, present task",
         "in scenarios whose domains or concepts change: accuracy of a client's model, as received, "
         "on the test examples of its present task. Mean over clients of the mean over scored "

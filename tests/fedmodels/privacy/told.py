@@ -150,7 +150,7 @@ scores:
 metrics:
   record.drift.* record.clients.*.input_drift* record.clients.*.prediction_drift*
   *.metrics.input_drift *.metrics.prediction_drift
-  record.clients.*.prequential *.metrics.prequential
+  record.clients.*.prequential* *.metrics.prequential*
 noise:
   *.metrics.prototype_drift *.metrics.weights_* record.series.* record.privacy.clip_next
   summary.state_sha256 event.finished.state_sha256 event.server.*

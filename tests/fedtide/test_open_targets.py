@@ -1,0 +1,262 @@
+"""Open runs that learn numbers or several labels: weekly data, prequential scores, live models."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import log_loss, mean_absolute_error, roc_auc_score
+
+import fedtide
+from fedcli.data.store.growing import add_task
+from fedcli.data.store.opened_data import open_data
+from fedcli.parts import deployment
+from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.nets import make_net
+from fedmodels.parts.prequential import Prequential
+from fedmodels.problems.targets import targets_in
+from fedmodels.resolution import experiment_of
+from fedmodels.run_classes import ClassChange
+from fedmodels.tensors.archive import load_named
+from fedmodels.tensors.bundle import Problem
+from fedmodels.training.run import RunFacts
+from fedpb.v1 import coordinator_pb2 as rpc
+from fedsrv.parts.open_admission import OpenAdmission
+from fedsrv.parts.refused_models import line_of
+from fedsrv.parts.stages import OpenRuns
+from fedtide.inprocess import run_in_process
+from tests.conftest import records_of
+from tests.runs import dies, ends_as, killed
+
+CLIENTS, ROUNDS, LR = 2, 2, 0.1
+NUMBERS = {"target": "price", "target_mean": [100.0], "target_std": [10.0]}
+LABELS = {"labels": ["hot", "wet"]}
+HEADS = ("a", "b", "price", "hot", "wet", "site")
+
+
+def table(path, week, sites=(0, 1), count=40, unit=1.0):
+    rng = np.random.default_rng(10 * week + len(sites))
+    with path.open("w", encoding="utf-8", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(HEADS)
+        for at in range(count * len(sites)):
+            a, b = rng.normal(size=2) + week / 2
+            price = (100 + 10 * a - 5 * b + rng.normal()) * unit
+            lines.writerow([a, b, price, int(a > b), int(b > 0), sites[at % len(sites)]])
+    return path
+
+
+def tables_of(root, learned, **more):
+    found = {
+        "data": {
+            "name": "table", "root": str(root),
+            "columns": {"features": ["a", "b"], "client": "site", **learned},
+        },
+        "scenario": {"kind": "natural"},
+        "net": {"name": "mlp", "hidden": []},
+        "method": {"name": "fedavg"},
+        "schedule": {
+            "open": True, "order": "tasks_outer", "rounds": ROUNDS, "clients": CLIENTS,
+        },
+        "training": {"batch_size": 1000, "lr": LR, "local_epochs": 2},
+        "evaluate": {"prequential": True},
+        "deploy": {},
+    }  # fmt: skip
+    for name, keys in more.items():
+        found[name] = {**found.get(name, {}), **keys}
+    return found
+
+
+def parts_of(run, client, task):
+    """Return normalised inputs and targets as they are learned, for training and for testing."""
+    held = open_data(run.data, client)
+    targets = targets_in(held.file.transform, "data")
+    read = [held.arrays(task, part) for part in ("train", "test")]
+    return [(held.normaliser(x).astype(np.float64), targets.learned(y)) for x, y in read]
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+@pytest.mark.parametrize("learned", [NUMBERS, LABELS], ids=["numbers", "labels"])
+def test_two_weeks_are_learned_scored_and_served_as_by_hand(tmp_path, learned):
+    """A linear net of full batches; the week is scored first, by the model of the week before."""
+    config = tables_of(table(tmp_path / "first.csv", 0), learned)
+    run = fedtide.open_run(config, out=tmp_path / "run")
+    run.learn()
+    for client in range(CLIENTS):
+        run.add_task(client, table(tmp_path / f"{client}.csv", 1 + client, [client]))
+    run.learn()
+    closed = run.close()
+    names = learned.get("labels") or ["price"]
+    outputs = len(names)
+    first = RunFacts(experiment_of(config), Problem((2,), outputs)).initial_weights
+    w, b = first["head/weight"].double().numpy(), first["head/bias"].double().numpy()
+    expected = dict[str, float]()
+    for task in range(2):
+        parts = [parts_of(run, client, task) for client in range(CLIENTS)]
+        for client in range(CLIENTS) if task else ():
+            x, y = (np.concatenate(both) for both in zip(*parts[client], strict=True))
+            z = x @ w.T + b
+            expected[str(client)] = (
+                10 * mean_absolute_error(y, z) if "target" in learned else roc_auc_score(y, z)
+            )
+        for _ in range(ROUNDS):
+            sent = []
+            for (x, y), _ in parts:
+                v, c = w.copy(), b.copy()
+                for _ in range(2):
+                    z = x @ v.T + c
+                    error = 2 * (z - y) if "target" in learned else sigmoid(z) - y
+                    v -= LR * error.T @ x / error.size
+                    c -= LR * error.mean(0) / (error.shape[1])
+                sent.append((v, c, len(y)))
+            n = [count for _, _, count in sent]
+            w, b = (np.average([s[k] for s in sent], axis=0, weights=n) for k in (0, 1))
+    name = "prequential_mae" if "target" in learned else "prequential_auroc"
+    told = [{c: row[name] for c, row in r["clients"].items() if name in row}
+            for r in records_of(tmp_path / "run")]  # fmt: skip
+    assert told[:ROUNDS] == [{}] * ROUNDS
+    assert told[ROUNDS] == {c: pytest.approx(v, rel=1e-3) for c, v in expected.items()}
+    assert closed.summary["metrics"][name] == pytest.approx(np.mean([*expected.values()]), rel=1e-3)
+    [*_, last] = sorted((tmp_path / "run/server").glob("state-*.safetensors"))
+    found = load_named(last)[0]["common"].weights
+    assert found["head/weight"].numpy() == pytest.approx(w, abs=1e-5)
+    assert found["head/bias"].numpy() == pytest.approx(b, abs=1e-5)
+    live = run.personal_model(0)
+    raw, _ = open_data(run.data, 0).arrays(1, "test")
+    assert live.predict(raw).shape == (len(raw), outputs)
+    assert [*live.class_names] == names
+
+
+def dealt_twice(tmp_path, learned, **more):
+    """Return an experiment and data of two tasks, of which the second one was added."""
+    config = tables_of(table(tmp_path / "first.csv", 0), learned, **more)
+    run = fedtide.open_run(config, out=tmp_path / "dealt")
+    data = run.data
+    for client in range(CLIENTS):
+        add_task(data, client, table(tmp_path / f"{client}.csv", 1 + client, [client]),
+                 run.experiment.data)  # fmt: skip
+    return run.experiment, data
+
+
+@pytest.mark.parametrize("learned", [NUMBERS, LABELS], ids=["numbers", "labels"])
+def test_a_run_that_dies_in_its_second_week_ends_with_the_same_bits(tmp_path, learned):
+    more = {"trigger": {"close_after_s": 0}, "method": {"name": "fedper"},
+            "net": {"hidden": [4]}}  # fmt: skip
+    experiment, data = dealt_twice(tmp_path, learned, **more)
+    whole = run_in_process(experiment, data, tmp_path / "whole")
+    killed(experiment, data, tmp_path / "run", before=dies(interaction=ROUNDS + 1))
+    ends_as(whole, experiment, data, tmp_path / "run")
+    assert any(name.startswith("prequential_") for name in whole["metrics"])
+
+
+# --- what goes live -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("losses", "tolerance", "live"),
+    [
+        ([0.5, 0.4, 0.5], 0.0, 2), ([0.5, 0.6, 0.5], 0.0, 1), ([0.5, 0.5, 0.5], 0.0, 2),
+        ([0.5, 0.54, 0.5], 0.1, 2), ([0.5, 0.56, 0.5], 0.1, 1), ([0.5, float("nan"), 0.5], 0.9, 1),
+        ([0.5, 0.5, float("nan")], 0.0, 2),
+    ],
+)  # fmt: skip
+def test_a_model_with_a_larger_loss_does_not_go_live(
+    tmp_path, monkeypatch, losses, tolerance, live
+):
+    left = list(losses)
+    monkeypatch.setattr(deployment, "loss_of", lambda net, sets, targets: left.pop(0))
+    config = tables_of(table(tmp_path / "first.csv", 0), NUMBERS, deploy={"tolerance": tolerance},
+                       schedule={"clients": 1})  # fmt: skip
+    table(tmp_path / "first.csv", 0, [0])
+    run = fedtide.open_run(config, out=tmp_path / "run")
+    run.learn()
+    status = deployment.Deployed(tmp_path / "run/clients/0").status()
+    assert (status.went_live, status.refused) == (live, 2 - live)
+    assert not left
+
+
+def test_the_loss_of_a_guard_is_that_of_scikit_learn(tmp_path):
+    run = fedtide.open_run(tables_of(table(tmp_path / "a.csv", 0), LABELS), out=tmp_path / "run")
+    targets = targets_in(open_data(run.data, 0).file.transform, "data")
+    net = make_net("mlp", num_classes=2, input_shape=(2,), hidden=[])
+    sets = [tuple(map(torch.from_numpy, (x.astype(np.float32), y)))
+            for x, y in parts_of(run, 0, 0)]  # fmt: skip
+    z = torch.cat([net(x) for x, _ in sets]).detach().double().numpy()
+    y = torch.cat([y for _, y in sets]).numpy()
+    by_hand = np.mean([log_loss(y[:, k], sigmoid(z[:, k])) for k in range(2)])
+    assert deployment.loss_of(net, sets, targets) == pytest.approx(by_hand, rel=1e-6)
+
+
+def test_a_live_model_of_another_unit_is_not_compared(tmp_path):
+    config = tables_of(table(tmp_path / "first.csv", 0), NUMBERS)
+    run = fedtide.open_run(config, out=tmp_path / "run")
+    run.learn()
+    model = run.personal_model(0)
+    own = open_data(run.data, 0).file.transform
+    assert model.targets == targets_in(own, "data")
+    other = json.loads(json.dumps(own))
+    other["columns"]["target_std"] = [1.0]
+    assert model.targets != targets_in(other, "data")
+
+
+def test_what_people_read_of_a_refused_model():
+    assert "its loss on the client's own examples" in line_of(
+        3, rpc.RefusedModel(round=1), of_targets=True
+    )
+    assert line_of(3, rpc.RefusedModel(round=1)).endswith("its outputs are not finite")
+
+
+# --- who and what is refused ----------------------------------------------------------------------
+
+
+def described(*names):
+    about = {"format": 1, "input_shape": [2], "num_classes": len(names), "class_names": names}
+    counts = {part: [2, *[0] * (len(names) - 1)] for part in ("train", "test")}
+    return json.dumps({**about, "tasks": [counts]})
+
+
+@pytest.mark.parametrize("others", [("price", "more"), ("cost",), ("hot",)])
+def test_nobody_brings_an_output_to_a_run_of_numbers(tmp_path, others):
+    """A client that announced one more grew everybody's net."""
+    experiment = experiment_of(tables_of(table(tmp_path / "a.csv", 0), NUMBERS))
+    found = OpenAdmission.of(experiment, {})
+    found.check_fits(0, described("price"))
+    with pytest.raises(PayloadError, match=r'client 1 learns .*, and the run \["price"\]'):
+        found.check_fits(1, described(*others))
+
+
+def test_outputs_are_no_classes_to_rename(tmp_path):
+    run = fedtide.open_run(tables_of(table(tmp_path / "a.csv", 0), LABELS), out=tmp_path / "run")
+    part = OpenRuns.__new__(OpenRuns)
+    part.store = type("Held", (), {"experiment": run.experiment})()
+    with pytest.raises(PayloadError, match="learns hot, wet, and has no classes to change"):
+        part._ask_classes([ClassChange("hot", "wet")], merges=True)
+
+
+@pytest.mark.parametrize(
+    ("learned", "figures", "line"),
+    [
+        (NUMBERS, {"prequential_mae": -1.0}, "is -1, not from 0"),
+        (NUMBERS, {"prequential_mae": float("inf")}, "is inf, not from 0"),
+        (NUMBERS, {"prequential": 0.5}, "of a run that learns something else"),
+        (LABELS, {"prequential_auroc": 1.5}, "is 1.5, not from 0 to 1"),
+        (LABELS, {"prequential_mae": 0.5}, "of a run that learns something else"),
+        ({"label": "hot"}, {"prequential_mae": 0.5}, "of a run that learns something else"),
+    ],
+)
+def test_what_a_client_cannot_have_measured_is_refused(tmp_path, learned, figures, line):
+    experiment = experiment_of(tables_of(table(tmp_path / "a.csv", 0), learned))
+    part = Prequential.of(None, RunFacts(experiment, Problem((2,), 2)))
+    with pytest.raises(PayloadError, match=line):
+        part.check_told(figures, 3)
+
+
+def test_score_drop_is_of_accuracies(tmp_path):
+    with pytest.raises(ConfigError, match="score_drop compares accuracies"):
+        experiment_of(tables_of(table(tmp_path / "a.csv", 0), LABELS, trigger={"score_drop": 0.1}))
