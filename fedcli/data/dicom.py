@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from fedcli.data.image_files import WINDOWED
+from fedmodels.config.data import Window
 from fedmodels.errors import DataError, pip_line
 
 MARK, AT = b"DICM", 128
@@ -45,8 +47,12 @@ def is_dicom(path: Path) -> bool:
         return False
 
 
-def pictures(file: BinaryIO, path: Path, frames: str | None) -> list[Image.Image]:
+def pictures(
+    file: BinaryIO, path: Path, frames: str | None, window: Window | None = None
+) -> list[Image.Image]:
     """Return the frames of a file that are asked for, as pictures of grey or of colour.
+
+    A ``window``, centre and width, goes before those of the file.
 
     Raises:
         DataError: pydicom is missing.
@@ -54,7 +60,7 @@ def pictures(file: BinaryIO, path: Path, frames: str | None) -> list[Image.Image
     """
     pydicom = _library(path)
     try:
-        return _pictures(pydicom, file, frames)
+        return _pictures(pydicom, file, frames, window)
     except (pydicom.errors.InvalidDicomError, AttributeError, RuntimeError, NotImplementedError,
             ArithmeticError) as error:  # fmt: skip
         raise ValueError((str(error) or type(error).__name__).splitlines()[0]) from None
@@ -96,7 +102,9 @@ def _check_syntax(pydicom: Any, file: BinaryIO) -> None:
     file.seek(0)
 
 
-def _pictures(pydicom: Any, file: BinaryIO, frames: str | None) -> list[Image.Image]:
+def _pictures(
+    pydicom: Any, file: BinaryIO, frames: str | None, window: Window | None
+) -> list[Image.Image]:
     _check_syntax(pydicom, file)
     found = pydicom.dcmread(file)
     if "PixelData" not in found:
@@ -117,10 +125,13 @@ def _pictures(pydicom: Any, file: BinaryIO, frames: str | None) -> list[Image.Im
     shades = shades if count > 1 else shades[None]
     shades = shades[:1] if frames == "first" else shades
     if kind in GREYS:
-        return [
-            Image.fromarray(_grey(pydicom, one, _tags_of(pydicom, found, number)))
+        made = [
+            Image.fromarray(_grey(pydicom, one, _tags_of(pydicom, found, number), window))
             for number, one in enumerate(shades)
         ]
+        for one in made if window else ():
+            one.info[WINDOWED] = window
+        return made
     return [Image.fromarray(_colour(pydicom, one, found)) for one in shades]
 
 
@@ -152,15 +163,19 @@ def _is_empty(value: Any) -> bool:
     return value is None or (hasattr(value, "__len__") and not len(value))
 
 
-def _grey(pydicom: Any, values: NDArray[Any], found: Any) -> NDArray[Any]:
+def _grey(pydicom: Any, values: NDArray[Any], found: Any, window: Window | None) -> NDArray[Any]:
     """Return stored values (H, W) as shades of 8 or 16 bits, by the file's modality and window.
 
-    Without a window, the darkest and the lightest are the least and the greatest value that the
-    file's bits can hold, so images of one device are alike.
+    A ``window`` that is given counts in place of the file's, and is linear. Without any, the
+    darkest and the lightest are the least and the greatest value that the file's bits can hold, so
+    images of one device are alike.
     """
     lowest, highest = _reach(found)
-    has_window = "WindowCenter" in found or "VOILUTSequence" in found
+    has_window = window is None and ("WindowCenter" in found or "VOILUTSequence" in found)
     values = pydicom.pixels.apply_modality_lut(values, found).astype(np.float64)
+    if window is not None:  # PS3.3 C.11.2.1.2.1
+        centre, width = window
+        lowest, highest = centre - 0.5 - (width - 1) / 2, centre - 0.5 + (width - 1) / 2
     if has_window:
         if "VOILUTSequence" in found:
             lowest, highest = 0.0, 2.0 ** found.VOILUTSequence[0].LUTDescriptor[2] - 1

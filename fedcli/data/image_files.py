@@ -48,6 +48,8 @@ OTHERS = {
 """How the names of files end that hold pictures and are not read, and what to do with them."""
 WITH_PREVIEW = "MPO"
 """What Pillow calls a photograph with smaller copies of it in the same file, as phones write it."""
+WINDOWED = "fedtide window"
+"""What is stated of a picture whose shades a window made."""
 PLAIN = ImageTransform()
 """An image as it is."""
 CHANNELS = {"grey": 1, "rgb": 3}
@@ -65,7 +67,8 @@ def read_image(path: Path, how: ImageTransform = PLAIN) -> list[Pixels]:
         if is_scan(path):
             dicom = importlib.import_module("fedcli.data.dicom")
             with open_regular(path) as file:
-                return [pixels_of(one, how) for one in dicom.pictures(file, path, how.frames)]
+                found = dicom.pictures(file, path, how.frames, how.window)
+                return [pixels_of(one, how) for one in found]
         with open_regular(path) as file, _opened(file, path) as image:
             every = how.frames == "all" and image.format != WITH_PREVIEW
             frames = ImageSequence.Iterator(image) if every else [image]
@@ -114,6 +117,10 @@ def pixels_of(picture: Image.Image, how: ImageTransform = PLAIN) -> Pixels:
         ValueError: there is no single right way to read it; says why, and what to do.
     """
     _check_frames(picture, how)
+    if how.window is not None and picture.info.get(WINDOWED) is None:
+        raise ValueError(
+            "it is no grey DICOM image, and window is of those: leave window or this file out"
+        )
     _check_depth(picture)
     white = _white_is_zero(picture)
     picture = _on_ground(ImageOps.exif_transpose(picture), how.ground)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
     Columns = Annotated[Any, TableAt("fedmodels.config.columns:Columns")]
 
-OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth")
+OF_IMAGES = ("channels", "resize", "crop", "ground", "frames", "depth", "window")
 """The keys of ``[data]`` that say how images are read."""
 NOT_CUT = ("validation_share", "repeats", "unusual")
 """Keys that the examples of a data set do not follow from."""
@@ -24,6 +24,14 @@ _ADDED = ("test_share", "test_seed", "group", "test_gap", "tasks", "bad", "bad_s
 BAD_SHARE = 0.05
 """Part of rows or files that may be set aside, unless a config says another."""
 Length = Annotated[int, Field(ge=1, le=10_000)]
+Window = Annotated[
+    tuple[
+        Annotated[float, Field(allow_inf_nan=False)],
+        Annotated[float, Field(gt=1, allow_inf_nan=False)],
+    ],
+    Field(strict=False),
+]
+"""Centre and width of what is shown of a scan, in its unit."""
 Sides = Length | Annotated[tuple[Length, Length], Field(strict=False)]
 """Pixels: one number, or ``[height, width]``."""
 Period = Literal["month", "week", "day"]
@@ -123,6 +131,10 @@ class Data(StrictTable):
     depth: Literal[8, 16] | None = None
     """Bits that a shade gets, where some images have 8 and others 16; by default as they are. Of 16
     bits, 8 keeps the upper half."""
+    window: Window | None = None
+    """Of grey DICOM images: ``[centre, width]`` of the values that become shades, such as ``[40,
+    400]`` in Hounsfield units, in place of each file's own window, so that shades of all files mean
+    the same. Other images are refused with it."""
 
     def identity(self) -> dict[str, Any]:
         """Return what examples follow from: every key but the place of the files."""

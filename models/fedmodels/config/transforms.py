@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fedmodels.config.bounds import StrictTable
 from fedmodels.config.columns import Columns, Decimal
-from fedmodels.config.data import OF_IMAGES, Data, Sides
+from fedmodels.config.data import OF_IMAGES, Data, Sides, Window
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import ConfigError, DataError
 
@@ -41,6 +41,13 @@ class ImageTransform(_Transform):
     """A file of several frames or pages is refused unless given."""
     depth: Literal[8, 16] | None = None
     """Bits of a shade; as the file has them unless given."""
+    window: Window | None = None
+    """Centre and width of what is shown of a scan; as its file says unless given."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        found = super().facts()
+        return found if self.window else {k: v for k, v in found.items() if k != "window"}
 
 
 class TableTransform(_Transform):

@@ -2,8 +2,14 @@
 
 import numpy as np
 import pytest
+from PIL import Image
+from pydantic import ValidationError
 
 from fedcli.data.dicom import pictures
+from fedcli.data.image_files import read_image
+from fedmodels.config.data import Data
+from fedmodels.config.transforms import ImageTransform, parse_transform
+from fedmodels.errors import DataError
 
 pydicom = pytest.importorskip("pydicom")
 STORED = np.arange(256, dtype=np.uint8).reshape(16, 16)
@@ -99,3 +105,48 @@ def test_a_palette_of_16_bits_may_have_entries_of_8(tmp_path):
     tags |= {f"{n}PaletteColorLookupTableData": table for n in names}
     (found,) = shades(save(tmp_path / "a.dcm", PhotometricInterpretation="PALETTE COLOR", **tags))
     assert (found == STORED[..., None]).all()
+
+
+# --- one window for all files ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [{}, {"WindowCenter": 90, "WindowWidth": 10}])
+@pytest.mark.parametrize(("slope", "more"), [(2, -100), (-3, 500)])
+def test_a_window_that_is_asked_for_goes_before_the_files(tmp_path, own, slope, more):
+    """The same values are the same shades, whatever a file says of how it wants to be shown."""
+    path = save(tmp_path / "a.dcm", RescaleSlope=slope, RescaleIntercept=more, **own)
+    (found,) = read_image(path, ImageTransform(window=(40.0, 400.0)))
+    assert np.abs(found[0] - expected(slope, more, 40, 400)).max() <= 0.51
+    if own:
+        (plain,) = read_image(path)
+        assert np.abs(plain.astype(int) - found).max() > 100
+
+
+def test_a_window_of_each_frame_and_white_at_the_low_end(tmp_path):
+    path = save(tmp_path / "a.dcm", frames=2, PhotometricInterpretation="MONOCHROME1")
+    found = read_image(path, ImageTransform(window=(100.0, 50.0), frames="all"))
+    for one in found:
+        assert np.abs(255 - one[0] - expected(1, 0, 100, 50)).max() <= 0.51
+
+
+def test_a_window_is_of_grey_scans_alone(tmp_path):
+    how = ImageTransform(window=(40.0, 400.0))
+    Image.new("L", (4, 4)).save(tmp_path / "a.png")
+    with pytest.raises(DataError, match="it is no grey DICOM image, and window is of those"):
+        read_image(tmp_path / "a.png", how)
+
+
+@pytest.mark.parametrize(
+    "window", [[40.0], [40.0, 1.0], [40.0, -5.0], [40.0, float("nan")], [1, 2, 3]]
+)
+def test_a_window_has_a_centre_and_a_width(window):
+    with pytest.raises(ValidationError):
+        Data(name="directory", window=window)
+
+
+def test_a_config_without_a_window_is_what_it_was():
+    assert "window" not in Data(name="directory").identity()
+    assert "window" not in ImageTransform().facts()
+    assert Data(name="directory", window=[40, 400]).identity()["window"] == [40.0, 400.0]
+    how = ImageTransform(window=(40.0, 400.0))
+    assert parse_transform(how.facts(), "a model") == how
