@@ -25,6 +25,14 @@ class TargetPredictions(Predictions):
     """What a model says of the targets of the inputs of one file; ``shares`` are (n, K)."""
 
     are_labels: bool = field(default=False, kw_only=True)
+    widths: Sequence[float] = field(default=(), kw_only=True)
+    """By how much each number misses in nine of ten examples (K,); none where nobody knows."""
+
+    @staticmethod
+    def columns(model: TrainedModel) -> list[str]:
+        """Return the names of what is said of an input, with the ends of intervals."""
+        ends = [f"{name} {end}" for name in model.class_names for end in ("from", "to")]
+        return [*model.class_names, *(ends if model.facts.widths else ())]
 
     @classmethod
     def of(cls, model: TrainedModel, inputs: NewInputs, least: float) -> Self:
@@ -39,12 +47,17 @@ class TargetPredictions(Predictions):
         found, away = model.answers(inputs.x)
         check_finite(found, inputs)
         far = far_of(model, inputs, away)
-        return cls(inputs, model.class_names, found, far, are_labels=_are_labels(model))
+        widths = model.facts.widths
+        return cls(
+            inputs, model.class_names, found, far, are_labels=_are_labels(model), widths=widths
+        )
 
     @classmethod
     def nothing(cls, model: TrainedModel, inputs: NewInputs) -> Self:
         """Return what there is of a file without an answer."""
-        return replace(super().nothing(model, inputs), are_labels=_are_labels(model))
+        widths = model.facts.widths
+        none = super().nothing(model, inputs)
+        return replace(none, are_labels=_are_labels(model), widths=widths)
 
     @staticmethod
     def heads(outputs: Sequence[str], keep: Sequence[str] = ()) -> list[str]:
@@ -61,7 +74,11 @@ class TargetPredictions(Predictions):
                 yield json.dumps({"input": source, **self._told(named), **told})
             else:
                 form = ".3f" if self.are_labels else ".6g"
-                found = "  ".join(f"{printable(name)} {v:{form}}" for name, v in named.items())
+                more = [f" ± {width:.3g}" for width in self.widths] or [""] * len(named)
+                found = "  ".join(
+                    f"{printable(name)} {v:{form}}{width}"
+                    for (name, v), width in zip(named.items(), more, strict=True)
+                )
                 yield f"{source}: {found}{f'  ({note})' if note else ''}"
         yield from self.unanswered(as_json=as_json)
 
@@ -90,23 +107,35 @@ class TargetPredictions(Predictions):
         """Return the predictions as a server's JSON has them."""
         key = "probabilities" if self.are_labels else "values"
         rows = [{key: values} for values in self.shares.tolist()]
+        for row in rows if self.widths else ():
+            pairs = zip(row[key], self.widths, strict=True)
+            row["intervals"] = [[value - width, value + width] for value, width in pairs]
         return self.with_places(rows, {"outputs": [*self.classes]}, {key: None})
 
     def _told(self, named: dict[str, float]) -> dict[str, Any]:
         if not self.are_labels:
-            return {"values": named}
+            ends = {
+                k: [v - w, v + w] for (k, v), w in zip(named.items(), self.widths, strict=False)
+            }
+            return {"values": named, **({"intervals": ends} if ends else {})}
         return {"labels": [k for k, p in named.items() if p >= HALF], "probabilities": named}
 
     def _answer(self, number: int) -> dict[str, Any]:
         return self._told(dict(zip(self.classes, self.shares[number].tolist(), strict=True)))
 
     def _no_answer(self) -> dict[str, Any]:
-        return {"labels": [], "probabilities": {}} if self.are_labels else {"values": {}}
+        if self.are_labels:
+            return {"labels": [], "probabilities": {}}
+        return {"values": {}, **({"intervals": {}} if self.widths else {})}
 
     def _cells(self, answer: dict[str, Any]) -> list[str]:
         values = answer["probabilities" if self.are_labels else "values"]
         form = ".6f" if self.are_labels else ".9g"  # a number may be as small as its unit is large
-        return [f"{values[k]:{form}}" if k in values else "" for k in self.classes]
+        ends = answer.get("intervals", {})
+        cells = [f"{values[k]:{form}}" if k in values else "" for k in self.classes]
+        for name in self.classes if self.widths else ():
+            cells += [f"{end:{form}}" for end in ends[name]] if name in ends else ["", ""]
+        return cells
 
 
 def _are_labels(model: TrainedModel) -> bool:

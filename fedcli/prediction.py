@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"-?[0-9]+([.,][0-9]+)?")
 MAX_LETTERS = 300
 """Letters of why a file has no answer, in a line."""
 HEADS = ("input", "from", "to", "class", "probability", "probabilities", "note", "values",
-         "labels")  # fmt: skip
+         "labels", "intervals")  # fmt: skip
 """What answers hold beside the columns that are kept and the classes."""
 FAR = "far from the training data, {:.2g} times as far as such inputs are"
 UNKNOWN = "unknown"
@@ -71,6 +71,11 @@ class Predictions:
     def nothing(cls, model: TrainedModel, inputs: NewInputs) -> Self:
         """Return what there is of a file without an answer."""
         return cls(inputs, model.class_names, np.zeros((0, len(model.class_names)), np.float32))
+
+    @staticmethod
+    def columns(model: TrainedModel) -> list[str]:
+        """Return the names of what is said of an input."""
+        return model.class_names
 
     @property
     def names(self) -> list[str]:
@@ -260,7 +265,7 @@ def predictions(
     if not 0 <= least <= 1:
         raise ConfigError(f"{least:g} is no share from 0 to 1, below which an input is unknown")
     for at, name in enumerate(keep):
-        if name in (*HEADS, *model.class_names, *keep[:at]):
+        if name in (*HEADS, *kind_of(model).columns(model), *keep[:at]):
             raise ConfigError(
                 f"column {printable(name)!r} cannot be kept: answers have another column of that "
                 "name; rename it"
@@ -281,7 +286,7 @@ def predictions(
                     error = packed.renamed(why)
                     first = first or error
                     none = NewInputs(packed.shown(path), np.empty(0), why=str(error))
-                    found = [Predictions(none, model.class_names, np.zeros((0, 1), np.float32))]
+                    found = [kind_of(model).nothing(model, none)]
                 held += found  # until one has an answer: without any there is an error alone
                 answered = answered or any(len(one.shares) for one in found)
                 if answered:
@@ -353,7 +358,7 @@ def write_csv(
     try:
         with replacing(out) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
             lines = csv.writer(file)
-            lines.writerow(kind_of(model).heads(model.class_names, keep))
+            lines.writerow(kind_of(model).heads(kind_of(model).columns(model), keep))
             for place, those in groupby(found, key=lambda one: one.place):
                 files, left, far, why = list[Path](), 0, 0, ""
                 several = list[Predictions]()

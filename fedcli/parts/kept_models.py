@@ -13,6 +13,7 @@ from fedcli.runtime.client_part import Client, ClientPart, Scored
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import KEY, SEEN, ModelFacts, header_of
+from fedmodels.problems.targets import targets_in
 from fedmodels.tensors.archive import PERSONAL
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.asked import local_view
@@ -114,8 +115,9 @@ def described(
     if found is None:
         return Bundle(weights=whole(net)), header_of(facts)
     facts = replace(
-        facts, temperature=found.temperature, calibrated_on=found.examples, reach=found.reach
-    )
+        facts, temperature=found.temperature, calibrated_on=found.examples, reach=found.reach,
+        widths=found.widths,
+    )  # fmt: skip
     seen = {SEEN: Prototypes.by_position(found.means)}
     return Bundle(weights=whole(net), prototypes=seen), header_of(facts)
 
@@ -123,14 +125,16 @@ def described(
 def _calibration(client: Client, net: SplitNet) -> Calibration | None:
     """Return what the validation part tells of a net; None where noise hides something."""
     stream = client.stream
-    is_of_classes = client.run.targets is None
-    if stream.kept is None or client.experiment.privacy is not None or not is_of_classes:
+    if stream.kept is None or client.experiment.privacy is not None:
         return None
-    from fedmodels.nets.calibration import calibrated
+    from fedmodels.nets.calibration import calibrated, calibrated_targets
 
     first = max(0, stream.num_seen - (client.experiment.evaluate.last_tasks or stream.num_seen))
     sets = (stream.validation(task) for task in stream.counted(first, stream.num_seen))
     found = (one for one in sets if one is not None)
+    targets = targets_in(client.data.file.transform, client.data.directory)
+    if targets is not None:
+        return calibrated_targets(net, found, targets)
     return calibrated(net, found, client.run.merged)
 
 

@@ -73,7 +73,7 @@ FEEDBACK = {
     "properties": {
         "request": NAME, "id": {**NAME, "minLength": 16, "maxLength": 128},
         "inputs": {"type": "array"},
-        "labels": _list({"type": ["string", "number", "null"]}),
+        "labels": _list({"type": ["string", "number", "null", "object", "array"]}),
     },
 }  # fmt: skip
 COUNT = {"type": "integer"}

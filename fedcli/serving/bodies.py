@@ -21,6 +21,8 @@ from fedcli.serving.workbook_trial import is_cheap
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts
+from fedmodels.printable import printable
+from fedmodels.problems.targets import Targets, targets_in
 from fedmodels.times import WORKBOOK_CPU_S, WORKBOOK_S
 
 KINDS = {
@@ -74,7 +76,7 @@ class Labels(NamedTuple):
     inputs: NewInputs | None
     """Inputs that were asked of nobody; None for those of the request."""
     names: list[str | None]
-    """The class of each prediction or input, None for no label."""
+    """The class of each prediction or input, or the JSON of its targets; None for no label."""
 
 
 def feedback_of(body: bytes, facts: ModelFacts) -> Labels:
@@ -92,7 +94,13 @@ def feedback_of(body: bytes, facts: ModelFacts) -> Labels:
             'labels come as {"request": ID, "labels": […]}, or of inputs that were asked of '
             'nobody as {"id": …, "inputs": […], "labels": […]}, the id your own, such as a UUID'
         )
-    names = [str(int(n)) if isinstance(n, float) and n.is_integer() else n for n in labels]
+    targets = targets_in(facts.transform, "the model")
+    names = [
+        (None if n is None else target_text(n, targets))
+        if targets is not None
+        else (str(int(n)) if isinstance(n, float) and n.is_integer() else n)
+        for n in labels
+    ]
     if not all(name is None or isinstance(name, str) for name in names):
         raise DataError("a label is the name of a class, or null")
     if inputs is None:
@@ -105,6 +113,27 @@ def feedback_of(body: bytes, facts: ModelFacts) -> Labels:
             "letters; a call with the same one and the same inputs adds nothing"
         )
     return Labels(own, _inputs_of(inputs, facts), names)
+
+
+def target_text(label: Any, targets: Targets) -> str:
+    """Return what is learned of an example in place of its class, as the JSON of its numbers.
+
+    Raises:
+        DataError: a number is missing, or none that there may be.
+    """
+    names, may = targets.names, (0.0, 1.0) if targets.columns.labels else None
+    if may and isinstance(label, list) and all(name in names for name in label):
+        label = {name: float(name in label) for name in names}
+    elif may is None and len(names) == 1 and isinstance(label, float):
+        label = {names[0]: label}
+    named = label if isinstance(label, dict) and label.keys() == {*names} else {}
+    values = [named.get(name) for name in names]
+    numbers = [float(v) for v in values if isinstance(v, float | bool) and math.isfinite(v)]
+    if len(numbers) < len(names) or not all(may is None or v in may for v in numbers):
+        line = f"a label is an object of a number for each of {printable(', '.join(names), 200)}"
+        more = ": 1 where an example has it, else 0; or the list of those that it has"
+        raise DataError(line + (more if may else ""))
+    return json.dumps(numbers)
 
 
 def _inputs_of(found: Any, facts: ModelFacts) -> NewInputs:

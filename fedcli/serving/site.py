@@ -35,13 +35,13 @@ from fedcli.serving.label_store import Asked, Batch, LabelStore
 from fedcli.serving.live_model import Loaded
 from fedcli.serving.served_inputs import InputWatch
 from fedmodels.class_names import near
-from fedmodels.config.combinations import part_at
 from fedmodels.config.transforms import TableTransform, channels_in, parse_transform
 from fedmodels.data_description import MAX_WHY
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, reason_of
 from fedmodels.files import sync_path, write_atomically
 from fedmodels.guarded import Guarded
 from fedmodels.printable import printable
+from fedmodels.problems.targets import targets_in
 
 RATE = 6000
 """Rows with labels that are taken in a minute, and at once."""
@@ -74,12 +74,10 @@ class Site:
 
         Raises:
             DataError: the data are missing or damaged.
-            ConfigError: no labels can be taken back.
         """
         self._root, self._client, self._rows, self._every_s = root, client, rows, every_s
         self._data = open_data(root, client)
-        if rows is not None and learns_targets(self._data):
-            raise ConfigError("--feedback takes back classes, and the data have targets")
+        self._targets = targets_in(self._data.file.transform, self._data.directory)
         self.store: LabelStore | None = None
         if rows is not None:
             self.store = LabelStore(self._data.directory, self._data.file.input_shape)
@@ -122,7 +120,8 @@ class Site:
         columns, own = channels_in(facts.transform), channels_in(file.transform)
         if columns and own and columns != own:
             return "the model takes other columns than the client's data have"
-        return ""
+        named = [t and (t.names, type(t)) for t in (now.model.targets, self._targets)]
+        return "" if named[0] == named[1] else "the model learns something else than the client"
 
     def _test(self, window: list[Array], now: Loaded) -> None:
         try:
@@ -162,6 +161,8 @@ class Site:
     ) -> dict[str, Any]:
         """Take rows (n, *input_shape) with their classes, None for no label; return what became.
 
+        Where targets are learned, the JSON of a row's numbers stands in place of its class.
+
         Rows are named by their ``origin`` and their places there (n,).
 
         Raises:
@@ -174,7 +175,7 @@ class Site:
         self._data.refresh()
         known = [*dict.fromkeys([*self._data.file.classes, *now.model.class_names])]
         for name in names:
-            if name is not None and name not in known:
+            if name is not None and name not in known and self._targets is None:
                 line = f"{printable(name, MAX_LETTERS)!r} is no class of the model"
                 other = near(name, known)
                 raise DataError(f"{line}: write {other!r}" if other is not None else line)
@@ -286,9 +287,12 @@ class Site:
         folder.mkdir()
         names = sorted({*batch.classes})
         labels = np.array([names.index(name) for name in batch.classes], dtype=np.int64)
+        if self._targets is not None:
+            labels = np.array([json.loads(numbers) for numbers in batch.classes])
+            names = [*self._data.file.classes]
         arrays = {"train_x": batch.x, "train_y": labels}
         if (share := overlapping_share(self._data)) is not None:
-            test = last_groups(np.zeros_like(labels), np.array(batch.calls), share)
+            test = last_groups(np.zeros(len(labels), np.int64), np.array(batch.calls), share)
             parts = (("train", ~test), ("test", test))
             arrays = {
                 f"{n}_{v}": of[k] for n, k in parts for v, of in (("x", batch.x), ("y", labels))
@@ -310,12 +314,6 @@ class Site:
             timer.cancel()
         if self.store is not None:
             self.store.close()
-
-
-def learns_targets(data: ClientData) -> bool:
-    """Tell whether a client's data have targets and no classes."""
-    found = part_at("fedmodels.problems.targets:targets_in")(data.file.transform, data.directory)
-    return found is not None
 
 
 def overlapping_share(data: ClientData) -> float | None:

@@ -35,7 +35,7 @@ from fedmodels.numerics.data_drift_numbers import Numbers, Words
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
 from fedplugins.drift.keys import keys_of
-from fedplugins.drift.shared import Drift
+from fedplugins.drift.shared import Drift, said_of
 
 PREFIX = Drift.section
 ALARMS = f"{PREFIX}alarms"
@@ -122,9 +122,9 @@ class DriftMeter(ClientPart):
         x, y, sessions = _some(stream.train(ctx.task), stream.sessions(ctx.task), ctx)
         if not len(x) or not bool(torch.isfinite(x).all()):
             return None
-        classes = ctx.run.problem.num_classes
-        values = numbers.of(x)
-        return Summary.of(ctx.task, Watched(values, numbers.spreads, y, y, classes, sessions))
+        classes, alike = ctx.run.problem.num_classes, _alike(y)
+        watched = Watched(numbers.of(x), numbers.spreads, alike, alike, classes, sessions)
+        return Summary.of(ctx.task, watched)
 
     def _predictions(self, earlier: Sequence[Summary], ctx: ClientContext) -> Moved | None:
         """Return how far the model's probabilities moved on the test data of these tasks."""
@@ -139,18 +139,26 @@ class DriftMeter(ClientPart):
 
     @torch.no_grad()
     def _predicted(self, task: int, ctx: ClientContext) -> Summary | None:
-        """Return a summary of the model's softmax on the test data of a task."""
+        """Return a summary of the model's softmax on the test data of a task.
+
+        Numbers are watched in their deviations, and several labels each by its probability.
+        """
         self.client.stream.meet(task + 1)
         x, y, _ = _some(self.client.stream.test(task), None, ctx)
         if not len(x):
             return None
         ctx.net.eval()
         with seeded(ctx.seed("evaluate")):  # a custom net may draw
-            parts = [ctx.net(part).softmax(1) for part in ctx.net.split(x, BATCH)]
-        p = torch.cat(parts).float().cpu()
+            outputs = torch.cat([ctx.net(part) for part in ctx.net.split(x, BATCH)])
+        if (targets := ctx.run.targets) is None:
+            p, named = outputs.softmax(1).float().cpu(), y
+            mixed = p.argmax(1)
+        else:
+            p = (outputs.sigmoid() if targets.columns.labels else outputs).float().cpu()
+            mixed = named = _alike(y)
         if not bool(torch.isfinite(p).all()):
             return None
-        return Summary.of(task, Watched(p, 0, y, p.argmax(1), p.shape[1]))
+        return Summary.of(task, Watched(p, 0, named, mixed, p.shape[1]))
 
     # --- what is said -----------------------------------------------------------------------------
 
@@ -179,8 +187,9 @@ class DriftMeter(ClientPart):
         data, problem = self.client.data, ctx.run.problem
         channels = channels_in(data.file.transform)
         return Words(
-            part, tuple(problem.input_shape), problem.num_classes, channels, data.class_names
-        )
+            part, tuple(problem.input_shape), problem.num_classes, channels, data.class_names,
+            said_of(self.client.experiment),
+        )  # fmt: skip
 
     def _numbers(self, ctx: ClientContext) -> Numbers:
         return Numbers(tuple(ctx.run.problem.input_shape))
@@ -203,6 +212,11 @@ def _some(
         x, y = x[chosen], y[chosen]
         sessions = None if sessions is None else sessions[chosen.cpu()]
     return x, y.cpu(), sessions
+
+
+def _alike(y: Tensor) -> Tensor:
+    """Return labels (n,) as they are, and one label for all examples with targets (n, T)."""
+    return y if y.dim() == 1 else torch.zeros(len(y), dtype=torch.int64)
 
 
 def _summaries(kept: dict[str, Tensor]) -> list[Summary]:

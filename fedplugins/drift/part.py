@@ -21,7 +21,6 @@ PART = Part(
     panels="panels:of_drift",
     lines="panels:what_moved",
     draws=("drift",),
-    refuses="refusals:REFUSED",
     sample={"evaluate": {"drift": True}},
     changes={"evaluate.drift": "trainings from the next round"},
 )  # fmt: skip

@@ -20,6 +20,7 @@ from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import DRIFT_PARTS
 from fedmodels.numerics.data_drift_numbers import Words
 from fedmodels.position import Interaction, Task
+from fedplugins.drift.shared import said_of
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
@@ -82,7 +83,7 @@ class Drift(ServerPart):
         names = max((p.class_names for p in at.plan.profiles.values()), key=len, default=())
         words = Words(
             part, tuple(problem.input_shape), problem.num_classes,
-            columns.channels if columns else (), names,
+            columns.channels if columns else (), names, said_of(self.experiment),
         )  # fmt: skip
         amount, p = row[f"{part}_drift"], row[f"{part}_drift_p"]
         place = int(row.get(f"{part}_drift_number", 0))

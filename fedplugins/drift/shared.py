@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
+from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError
 from fedmodels.numerics.data_drift import DRIFT_PARTS, NAMES
 from fedmodels.numerics.data_drift_numbers import Words
@@ -12,6 +13,14 @@ from fedmodels.tensors.bundle import Problem
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import SharedPart
+
+
+def said_of(experiment: Experiment) -> str:
+    """Return what a run predicts of each of its outputs, in words."""
+    columns = experiment.data.columns if experiment.data else None
+    if columns is None or not columns.targets:
+        return Words.says
+    return "the probability of label" if columns.labels else "the prediction of"
 
 
 class Drift(SharedPart):

@@ -26,7 +26,7 @@ from fedcli.serving.live_model import LiveModel, Loaded
 from fedcli.serving.model_server import ModelServer
 from fedcli.serving.served_inputs import WINDOW
 from fedcli.serving.site import AT_ALARM, OWED, RATE, Site, TooFast, places_of
-from fedmodels.errors import ArchiveNotWritten, ConfigError, DataError
+from fedmodels.errors import ArchiveNotWritten, DataError
 from fedmodels.numerics.data_drift import MAX_EXAMPLES
 from tests.fedcli.test_open_inference import Served, tensor
 from tests.fedcli.test_serving import Killed, facts, put_live, typed
@@ -352,10 +352,6 @@ def test_what_may_not_be_is_refused(root, live, monkeypatch, tmp_path):
     (tmp_path / label_store.FILE).write_bytes(b"damaged" * 1000)
     with pytest.raises(DataError, match="is damaged"):
         LabelStore(tmp_path, [2])
-    columns = {"target": "y", "features": ["a", "b"]}
-    monkeypatch.setattr(site, "learns_targets", lambda data: bool(columns))
-    with pytest.raises(ConfigError, match="takes back classes, and the data have targets"):
-        Site(root, 7, 10)
 
 
 def test_whole_numbers_stay_whole(root, live):

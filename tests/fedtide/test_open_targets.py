@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +15,14 @@ import fedtide
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.parts import deployment
-from fedmodels.errors import ConfigError, PayloadError
+from fedcli.predicted_targets import TargetPredictions
+from fedcli.prediction import predictions
+from fedcli.serving.bodies import feedback_of
+from fedcli.serving.live_model import LiveModel
+from fedcli.serving.site import Site
+from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.nets import make_net
+from fedmodels.nets.trained import ModelFacts
 from fedmodels.parts.prequential import Prequential
 from fedmodels.problems.targets import targets_in
 from fedmodels.resolution import experiment_of
@@ -260,3 +267,139 @@ def test_what_a_client_cannot_have_measured_is_refused(tmp_path, learned, figure
 def test_score_drop_is_of_accuracies(tmp_path):
     with pytest.raises(ConfigError, match="score_drop compares accuracies"):
         experiment_of(tables_of(table(tmp_path / "a.csv", 0), LABELS, trigger={"score_drop": 0.1}))
+
+
+# --- intervals ------------------------------------------------------------------------------------
+
+
+def test_nine_of_ten_numbers_lie_within_their_interval(tmp_path):
+    """By hand: the value at place ceil(0.9 (n + 1)) of the misses on the validation part."""
+    config = tables_of(
+        table(tmp_path / "first.csv", 0, count=250), NUMBERS, data={"validation_share": 0.4}
+    )
+    run = fedtide.open_run(config, out=tmp_path / "run")
+    run.learn()
+    model = run.personal_model(0)
+    x, y = open_data(run.data, 0).arrays(0, "train")
+    kept = round(0.4 * len(y))
+    assert model.facts.calibrated_on == pytest.approx(kept, abs=1)
+    n = model.facts.calibrated_on
+    misses = np.sort(np.abs(model.predict(x[-n:]) - y[-n:])[:, 0])
+    assert model.facts.widths == pytest.approx([misses[int(np.ceil(0.9 * (n + 1))) - 1]], rel=1e-4)
+    new = table(tmp_path / "new.csv", 0, [0, 1], count=400)
+    answers = fedtide.predict(new, run=tmp_path / "run", client=0)
+    with new.open(encoding="utf-8") as file:
+        prices = [float(row["price"]) for row in csv.DictReader(file)]
+    ends = [one["intervals"]["price"] for one in answers]
+    within = [low <= price <= high for price, (low, high) in zip(prices, ends, strict=True)]
+    assert 0.8 <= np.mean(within) <= 0.97
+    found = list(predictions(model, new, [new, Path(tmp_path / "none.csv")]))
+    [*_, none] = [row for one in found for row in one.rows()]
+    heads = TargetPredictions.heads(TargetPredictions.columns(model))
+    assert heads[3:] == ["price", "price from", "price to", "note"]
+    assert all(len(row) == len(heads) for one in found for row in one.rows())
+    assert none[3:6] == ["", "", ""]
+    said = found[0].shown()["predictions"][0]
+    assert said["intervals"] == [pytest.approx(ends[0])]
+    assert "±" in next(found[0].lines(1))
+
+
+def test_several_labels_and_quantiles_have_no_interval(tmp_path):
+    for number, learned in enumerate((LABELS, {**NUMBERS, "quantiles": [0.1, 0.5, 0.9]})):
+        config = tables_of(
+            table(tmp_path / "a.csv", 0, count=100), learned, data={"validation_share": 0.4}
+        )
+        run = fedtide.open_run(config, out=tmp_path / f"run{number}")
+        run.learn()
+        facts = run.personal_model(0).facts
+        assert facts.calibrated_on >= 20
+        assert (facts.widths, facts.temperature) == ((), 1.0)
+
+
+# --- labels that come back ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("learned", "labels", "numbers"),
+    [
+        (NUMBERS, [101.5, {"price": 99}, None], [[101.5], [99.0]]),
+        (LABELS, [["wet"], {"hot": 1, "wet": False}, []], [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]),
+    ],
+    ids=["numbers", "labels"],
+)
+def test_targets_that_come_later_become_a_task(tmp_path, learned, labels, numbers):
+    run = fedtide.open_run(tables_of(table(tmp_path / "a.csv", 0), learned), out=tmp_path / "run")
+    run.learn()
+    live = LiveModel.of(tmp_path / "run/clients", 0)
+    here = Site(run.data, 0, len(numbers))
+    x = np.array([[0.125, 0.25], [0.5, 0.75], [1.5, 2.5]], np.float32)
+    body = json.dumps({"id": "a" * 16, "inputs": x.tolist(), "labels": labels}).encode()
+    found = feedback_of(body, live.now().model.facts)
+    told = here.label("call", range(3), x, found.names, live.now())
+    assert told["taken"] == len(numbers)
+    here.end()
+    data = open_data(run.data, 0)
+    assert data.num_tasks == 2
+    parts = [data.arrays(1, part) for part in ("train", "test")]
+    rows = {tuple(map(float, one)): list(map(float, y)) for xs, ys in parts
+            for one, y in zip(xs, ys, strict=True)}  # fmt: skip
+    there = [row for row, label in zip(x.tolist(), labels, strict=True) if label is not None]
+    assert rows == {tuple(row): y for row, y in zip(there, numbers, strict=True)}
+    run.learn()
+    run.close()
+
+
+def test_labels_for_a_model_of_other_targets_are_not_taken(tmp_path):
+    first = table(tmp_path / "a.csv", 0)
+    run = fedtide.open_run(tables_of(first, NUMBERS), out=tmp_path / "run")
+    run.learn()
+    now = LiveModel.of(tmp_path / "run/clients", 0).now()
+    other = fedtide.open_run(tables_of(first, LABELS), out=tmp_path / "other")
+    here = Site(other.data, 0, 5)
+    with pytest.raises(DataError, match="the model learns something else than the client"):
+        here.label("call", [0], np.zeros((1, 2), np.float32), ["[1.0, 0.0]"], now)
+    here.end()
+
+
+@pytest.mark.parametrize(
+    ("learned", "label"),
+    [
+        (NUMBERS, "dear"), (NUMBERS, {"cost": 3}), (NUMBERS, {"price": None}), (NUMBERS, True),
+        (NUMBERS, {"price": float("nan")}), (NUMBERS, {"price": 1, "more": 2}), (NUMBERS, [3]),
+        (LABELS, ["cold"]), (LABELS, 1), (LABELS, {"hot": 2, "wet": 0}), (LABELS, {"hot": 1}),
+    ],
+)  # fmt: skip
+def test_what_is_no_target_is_refused_in_a_line(tmp_path, learned, label):
+    data = fedtide.open_run(
+        tables_of(table(tmp_path / "a.csv", 0), learned), out=tmp_path / "r"
+    ).data
+    facts = ModelFacts("mlp", {}, (2,), 1, transform=open_data(data, 0).file.transform)
+    body = json.dumps({"id": "a" * 16, "inputs": [[1, 2]], "labels": [label]}).encode()
+    with pytest.raises(DataError, match="a label is an object of a number for each of"):
+        feedback_of(body, facts)
+
+
+# --- drift ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("learned", [NUMBERS, LABELS], ids=["numbers", "labels"])
+def test_inputs_and_predictions_that_moved_are_told(tmp_path, learned):
+    pytest.importorskip("fedplugins.drift.part", reason="needs the plugin of drift")
+    config = tables_of(table(tmp_path / "a.csv", 0, count=200), learned, evaluate={"drift": True},
+                       schedule={"rounds": 1})  # fmt: skip
+    run = fedtide.open_run(config, out=tmp_path / "run")
+    run.learn()
+    for week in (1, 20):
+        for client in range(CLIENTS):
+            run.add_task(client, table(tmp_path / f"{week}{client}.csv", 0 if week == 1 else week,
+                                       [client], count=200 + week))  # fmt: skip
+        run.learn()
+    rows = [r["clients"] for r in records_of(tmp_path / "run")]
+    assert "input_drift" not in rows[0]["0"]
+    assert rows[1]["0"]["input_drift_p"] > 1e-6
+    for part in ("input", "prediction"):
+        assert rows[2]["0"][f"{part}_drift_p"] < 1e-3
+    alarms = [a for r in records_of(tmp_path / "run") for a in r.get("drift", ())]
+    lines = [a["line"] for a in alarms if a["part"] == "prediction"]
+    word = "the prediction of 'price'" if "target" in learned else "the probability of label"
+    assert all(word in line for line in lines)

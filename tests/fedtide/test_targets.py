@@ -267,7 +267,6 @@ def test_quantiles_are_in_their_order_in_a_csv(table, tmp_path):
         ({"training": {"loss": "focal"}}, "no loss of numbers"),
         ({"training": {"loss": "cross-entropy"}}, "no loss of numbers"),
         ({"training": {"class_weights": "balanced"}}, "class_weights belongs to loss"),
-        ({"evaluate": {"drift": True}}, "drift compares the mix of classes"),
         ({"evaluate": {"select_by": "accuracy"}}, "select_by is of classes"),
         ({"schedule": {"open": True, "order": "tasks_outer"}, "trigger": {"score_drop": 0.1}},
          "score_drop compares accuracies"),

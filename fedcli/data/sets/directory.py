@@ -30,6 +30,7 @@ from fedcli.data.arrays import (
     channel_moments,
     narrowed,
     read_array,
+    strata,
 )
 from fedcli.data.class_folders import (
     Listed,
@@ -240,13 +241,14 @@ def _arrays_of(root: Path, source: Source) -> tuple[Examples, Examples]:
             f"[data] {first_set(image_transform(data))} is for images, and {root} holds arrays"
         )
     has_test_part = any((root / f"test_{name}.npy").exists() for name in "xy")
-    train = _read_arrays(root, "train")
+    takes_targets = source.earlier is not None  # of labels that came back
+    train = _read_arrays(root, "train", takes_targets=takes_targets)
     if share := _share_of(data, root, has_test_part=has_test_part):
         if source.earlier is not None:
             train = train.at(source.earlier.new(train.x))
         train, test = train.split(share, data.test_seed, source.tasks)
     else:
-        test = _read_arrays(root, "test")
+        test = _read_arrays(root, "test", takes_targets=takes_targets)
     x, tested = narrowed(train.x, test.x)
     return replace(train, x=x), replace(test, x=tested)
 
@@ -265,7 +267,8 @@ def _made(
     (scale,) = _numbers(root, about, "scale", (SCALES[train.x.dtype.name],))
     if not len(test.y):
         test = replace(test, x=np.empty((0, *train.x.shape[1:]), dtype=train.x.dtype))
-    highest = max((int(part.y.max()) for part in (train, test) if len(part.y)), default=-1)
+    labels = [strata(part.y) for part in (train, test) if len(part.y)]
+    highest = max((int(y.max()) for y in labels), default=-1)
     classes = named_classes(names, highest, root)
     mean, std = channel_moments(train.first_inputs, scale)
     return Dataset(
@@ -318,8 +321,11 @@ def _read_inside(path: Path, root: Path) -> NDArray[Any]:
     return read_array(path)
 
 
-def _read_arrays(root: Path, part: str) -> Examples:
-    """Read ``PART_x.npy`` and ``PART_y.npy``, and the natural clients where these are given."""
+def _read_arrays(root: Path, part: str, *, takes_targets: bool) -> Examples:
+    """Read ``PART_x.npy`` and ``PART_y.npy``, and the natural clients where these are given.
+
+    Numbers (n, T) may stand in place of labels in what comes to a client that may learn such.
+    """
     files = [root / f"{part}_{name}.npy" for name in "xy"]
     x, y = (_read_inside(path, root) for path in files)
     if x.dtype.kind not in "iuf" or x.ndim < 2:
@@ -328,6 +334,8 @@ def _read_arrays(root: Path, part: str) -> Examples:
             "the other: (n, C, H, W) for images, (n, 1) for single numbers"
         )
     check_finite(files[0], x)
+    if takes_targets and y.ndim == 2 and y.dtype == np.float64 and len(y) == len(x):
+        return Examples(as_numbers(x), y, _read_groups(root, part, len(y)))
     if y.ndim != 1 or y.dtype.kind not in "iu" or len(y) != len(x):
         raise DataError(f"{files[1]} must hold {len(x)} integer labels")
     if len(y) and y.min() < 0:

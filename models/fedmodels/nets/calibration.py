@@ -11,12 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.metrics import as_one
+
+if TYPE_CHECKING:
+    from fedmodels.problems.targets import Targets
 
 FEW = 20
 """Validation examples below which nothing is said."""
@@ -28,6 +32,8 @@ NEVER = -1e9
 """Logit of a class that is part of another one: finite, as its share of a mean is 0."""
 BATCH = 256
 """Examples that are looked at together."""
+COVERED = 0.9
+"""Part of the numbers that lie in the interval of their prediction."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +46,34 @@ class Calibration:
     means: Tensor  # (P, D), the mean embedding of each class that has examples
     reach: float
     """The distance to the nearest mean beyond which an input is far; 0 where none can be told."""
+    widths: Sequence[float] = ()
+    """Of numbers: by how much each prediction may miss, in the unit of its column (T,)."""
 
 
-@torch.no_grad()
+def calibrated_targets(
+    net: SplitNet, sets: Iterable[tuple[Tensor, Tensor]], targets: Targets
+) -> Calibration | None:
+    """Look at validation examples: inputs, normalised, and targets (n, T) as they are learned.
+
+    Of :data:`COVERED` of new examples that are like them, a number lies no farther from its
+    prediction than ``widths`` says: split conformal prediction (Lei et al. 2018, "Distribution-Free
+    Predictive Inference for Regression", section 2.2), for each target by itself. Quantiles say
+    their own interval.
+
+    Returns:
+        None where there are too few, or outputs are not finite.
+    """
+    if (seen := _seen_by(net, sets)) is None:
+        return None
+    outputs, z, y = seen
+    means, reach = near_classes(z, torch.zeros(len(z), dtype=torch.int64))
+    widths: list[float] = []
+    if targets.columns.target and not targets.columns.quantiles:
+        misses = (outputs - y).abs().sort(dim=0).values[math.ceil((len(y) + 1) * COVERED) - 1]
+        widths = (misses.numpy() * targets.std).tolist()
+    return Calibration(1.0, len(y), means, reach, widths)
+
+
 def calibrated(
     net: SplitNet,
     sets: Iterable[tuple[Tensor, Tensor]],
@@ -55,6 +86,20 @@ def calibrated(
     Returns:
         None where there are too few, or outputs are not finite.
     """
+    if (seen := _seen_by(net, sets)) is None:
+        return None
+    logits, z, y = seen
+    if merged:
+        logits = as_one(logits, merged).clamp(min=NEVER)
+    means, reach = near_classes(z, y)
+    return Calibration(temperature_of(logits, y), len(y), means, reach)
+
+
+@torch.no_grad()
+def _seen_by(
+    net: SplitNet, sets: Iterable[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return outputs (n, K), embeddings (n, D) and what is learned of examples; None of too few."""
     was_training = net.training
     net.eval()
     outputs, labels = list[tuple[Tensor, Tensor]](), list[Tensor]()
@@ -70,10 +115,7 @@ def calibrated(
     logits, z = (torch.cat(parts) for parts in zip(*outputs, strict=True))
     if not bool(torch.isfinite(logits).all() and torch.isfinite(z).all()):
         return None
-    if merged:
-        logits = as_one(logits, merged).clamp(min=NEVER)
-    means, reach = near_classes(z, y)
-    return Calibration(temperature_of(logits, y), len(y), means, reach)
+    return logits, z, y
 
 
 def temperature_of(logits: Tensor, y: Tensor) -> float:

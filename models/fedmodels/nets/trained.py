@@ -72,6 +72,8 @@ class ModelFacts:
     """Distance to the nearest of ``seen`` beyond which an input is far from the training data."""
     merged: Sequence[Sequence[int]] = ()
     """Labels of the net that are part of another class, each with the label of that one."""
+    widths: Sequence[float] = ()
+    """Of numbers: by how much a prediction misses in nine of ten examples, in their unit (T,)."""
 
     def caveat(self) -> str:
         """Return a line where the method is scored by more than this net; empty text otherwise."""
@@ -163,8 +165,13 @@ class ModelFacts:
                 raise ArchiveError(
                     f"{where} does not describe its model: {name} is no {kind.__name__}"
                 )
-        of_numbers = (facts.temperature, facts.calibrated_on, facts.reach)
-        if not all(type(v) in (int, float) and math.isfinite(v) and v >= 0 for v in of_numbers):
+        listed = isinstance(facts.widths, list | tuple)
+        widths: Sequence[Any] = facts.widths if listed else [""]
+        numbers = (facts.temperature, facts.calibrated_on, facts.reach, *widths)
+        fits = len(widths) in (0, facts.num_classes)
+        if not fits or not all(
+            type(v) in (int, float) and math.isfinite(v) and v >= 0 for v in numbers
+        ):
             raise ArchiveError(f"{where} does not describe its model: its temperature is none")
         if not _are_ranges(facts.ranges):
             raise ArchiveError(f"{where} does not describe its model: ranges are no pairs")
@@ -433,6 +440,7 @@ def header_of(facts: ModelFacts) -> dict[str, str]:
     found = asdict(facts)
     if not facts.calibrated_on:
         found = {key: value for key, value in found.items() if key not in _CALIBRATED}
-    if not facts.merged:
-        del found["merged"]
+    for name in ("merged", "widths"):
+        if not found[name]:
+            del found[name]
     return {KEY: json.dumps(found)}

@@ -137,6 +137,8 @@ class Words:
     """K."""
     channels: Sequence[str] = ()
     classes: Sequence[str] = ()
+    says: str = "the probability of class"
+    """What is predicted of each."""
 
     @property
     def count(self) -> int:
@@ -152,7 +154,7 @@ class Words:
         label = place % self.num_classes
         name = _quoted(self.classes[label]) if label < len(self.classes) else str(label)
         if place < self.num_classes:
-            return f"the probability of class {name}"
+            return f"{self.says} {name}"
         return f"how often class {name} is predicted"
 
     def line(self, place: int, amount: float, p: float) -> str:

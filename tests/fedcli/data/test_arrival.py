@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,10 +22,13 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.site import cut
 from fedcli.data.store.trying import check_files
 from fedcli.runtime.reporting import accuracies
+from fedcli.serving.model_server import _labelled
+from fedcli.serving.site import Site
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Natural
 from fedmodels.config.transforms import parse_transform
 from fedmodels.nets.trained import ModelFacts
+from fedmodels.problems.targets import targets_in
 from fedpb.v1 import coordinator_pb2 as rpc
 
 openpyxl = pytest.importorskip("openpyxl")
@@ -61,7 +65,9 @@ CASES = {
     ),
 }  # fmt: skip
 UNLABELLED = ("predict", "serve-model")
-FURTHER = ("add-task", "watch")
+FURTHER = ("add-task", "watch", "feedback")
+WORTH = {"a": 1.5, "b": 2.5, None: None}
+"""What stands in place of a class where a number is learned."""
 DOORS = ("check", "partition", "join", *FURTHER, *UNLABELLED)
 
 
@@ -80,8 +86,8 @@ def write(path, rows):
     return path
 
 
-def data_of(path):
-    return Data(name="table", root=str(path), columns=COLUMNS, bad="skip", bad_share=0.5)
+def data_of(path, columns=None):
+    return Data(name="table", root=str(path), columns=columns or COLUMNS, bad="skip", bad_share=0.5)
 
 
 def tables_of(data):
@@ -93,21 +99,37 @@ def held_rows(root, task):
     return {(int(n), round(float(t), 4)) for n, t in np.concatenate(parts)}
 
 
-def taken(door, path, place):
+def fed_back(root, path, facts):
+    """Send rows by their columns, with what is learned of each, and let them become a task."""
+    rows = ROWS[path]
+    body = {
+        "id": "a" * 16, "inputs": [dict(zip(NAMES, row, strict=True)) for row in rows],
+        "labels": [row[4] for row in rows],
+    }  # fmt: skip
+    targets = targets_in(facts.transform, "the model")
+    model = SimpleNamespace(facts=facts, class_names=["a", "b"], targets=targets)
+    here = Site(root, 0, 1)
+    now = SimpleNamespace(model=model, sha256="", run="")
+    _labelled(here, now, json.dumps(body).encode(), "")
+    here.end()  # waits until the task is made
+    return held_rows(root, 1)
+
+
+def taken(door, path, place, columns=None):
     """Return the rows that a door takes of a file."""
-    data = data_of(path)
+    data = data_of(path, columns)
     if door == "partition":
         run_partition(data, Natural(kind="natural"), 1, 0, place / "cut")
         return held_rows(place / "cut", 0)
     if door == "join":
         return held_rows(cut(path, tables_of(data), 0, 0, place / "own"), 0)
-    first = write(place / "first" / path.name, FIRST)
-    root = cut(first, tables_of(data_of(first)), 0, 0, place / "own")
+    first = write(place / "first" / path.name, FIRST if columns is None else priced(FIRST))
+    root = cut(first, tables_of(data_of(first, columns)), 0, 0, place / "own")
     if door == "add-task":
-        add_task(root, 0, path, data_of(first))
+        add_task(root, 0, path, data_of(first, columns))
         return held_rows(root, 1)
     if door == "watch":
-        inbox = Incoming(place / "in", root, 0, lambda: (data_of(first), 0))
+        inbox = Incoming(place / "in", root, 0, lambda: (data_of(first, columns), 0))
         write(place / "in" / path.name, [])
         os.replace(path, place / "in" / path.name)
         inbox._settled.among = list  # it has come to rest
@@ -116,6 +138,8 @@ def taken(door, path, place):
     facts = open_data(root, 0).file.transform
     facts = ModelFacts("mlp", {}, (2,), 2, transform=facts)
     how = parse_transform(facts.transform, "the model")
+    if door == "feedback":
+        return fed_back(root, path, facts)
     if door == "serve-model":
         columns = dict.fromkeys(NAMES)
         rows = [columns | dict(zip(NAMES, row, strict=True)) for row in ROWS[path]]
@@ -130,6 +154,10 @@ def taken(door, path, place):
 ROWS = {}
 
 
+def priced(rows):
+    return [changed(row, 4, WORTH[row[4]]) for row in rows]
+
+
 @pytest.mark.parametrize("end", ["csv", "xlsx"])
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "check"])
 @pytest.mark.parametrize("case", CASES)
@@ -142,11 +170,32 @@ def test_each_door_gives_one_answer(case, door, end, tmp_path):
         expected = {(row[2], row[3]) for row in rows}
     if case in ("a missing label", "a missing patient") and door in UNLABELLED:
         expected = {(row[2], row[3]) for row in NEW}  # nothing of a new row needs them
+    if case == "a missing patient" and door == "feedback":
+        expected = {(row[2], row[3]) for row in NEW}
     if case == "a patient who returns" and door in ("partition", "join"):
         assert rows[-1][1] == "P9"
     path = write(tmp_path / "site" / f"a.{end}", rows)
     ROWS[path] = rows
     assert taken(door, path, tmp_path) == expected
+
+
+NUMBERS = {
+    **{key: value for key, value in COLUMNS.items() if key != "label"},
+    "target": "y", "target_mean": [2.0], "target_std": [0.5],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "check"])
+@pytest.mark.parametrize("case", ["plain", "a bad row", "a missing label", "a grown file"])
+def test_each_door_gives_one_answer_where_a_number_is_learned(case, door, tmp_path):
+    rows, expected = CASES[case]
+    if case == "a grown file" and door not in FURTHER:
+        expected = {(row[2], row[3]) for row in rows}
+    if case == "a missing label" and door in UNLABELLED:
+        expected = {(row[2], row[3]) for row in NEW}
+    path = write(tmp_path / "site" / "a.csv", priced(rows))
+    ROWS[path] = priced(rows)
+    assert taken(door, path, tmp_path, NUMBERS) == expected
 
 
 def test_a_check_counts_what_join_takes(tmp_path, caplog, capsys):
