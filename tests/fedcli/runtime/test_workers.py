@@ -142,6 +142,8 @@ def test_nothing_is_made_for_clients_that_never_worked(few, tmp_path):
 class Beats:
     """A link that keeps what clients say to have on their disks; the first beat is lost."""
 
+    is_arriving = False
+
     def __init__(self) -> None:
         self.told: queue.Queue[tuple[ClientId, int, int]] = queue.Queue()
         self.has_lost = False
