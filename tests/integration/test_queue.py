@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from fedplugins.queues.run_queue import QueuedRun, runs_of, submit, withdraw
+from fedsrv.identity.certificates import Authority, init_authority, issue, revoke
+from tests.faults.ground import free_port
 from tests.integration.conftest import tables
 from tests.integration.harness import Client, Relay, reached, summary_of, until
+from tests.integration.test_tls_run import client_options, server_options
 
 pytestmark = pytest.mark.loopback
 
@@ -141,3 +144,49 @@ def _process_of(run: QueuedRun) -> int:
             if words in place.read_bytes():
                 return int(place.parent.name)
     raise AssertionError(f"nobody serves {run.place.name}")
+
+
+def test_a_relay_that_stays_takes_up_new_certificates(loopback, tmp_path, steer):
+    """Its own is revoked in a run and issued anew: the site behind it works on, and in the next."""
+    schedule = {"rounds": 1, "clients": 3}
+    runs = [loopback(tables(name, schedule=schedule), name) for name in ("held", "fedavg")]
+    queue, log, certs = tmp_path / "queue", tmp_path / "relay.log", tmp_path / "certs"
+    init_authority(certs)
+    for identity in ("server", "relay:0-2", "0-2"):
+        issue(certs, identity)
+    lists = ["--tls-crl", certs / "crl.pem"]
+    own = [certs / f"relay-0-2.{kind}" for kind in ("pem", "key")]
+    issue(certs, "7")
+    revoke(certs, "7")  # so that there is a list
+    for run in runs:
+        submit(run.experiment, queue, "wards")
+    (steer / "train-1-1").touch()
+    forks, place = runs[0].fork_server, f"127.0.0.1:{free_port()}"
+    served = forks.begun(
+        tmp_path, "fedsrv", "serve", queue, "--listen", place, *server_options(certs), *lists
+    )
+    below = ["--tls-cert", own[0], "--tls-key", own[1], "--tls-client-ca", certs / "ca.pem"]
+    above = ["--up-ca", certs / "ca.pem", "--up-cert", own[0], "--up-key", own[1]]
+    words = [*map(str, (*below, *above, *lists)), "--up-crl", str(certs / "crl.pem"), "--stay"]
+    relay = Relay(forks, log, place, "0-2", *words)
+    site = forks.begun(
+        tmp_path, "fedcli", "join", "--stay", "--client-id", "0-2", "--device", "cpu",
+        "--server", f"127.0.0.1:{relay.port}", "--data", runs[0].partition,
+        *client_options(certs, "clients-0-2"), *lists,
+    )  # fmt: skip
+    reached(steer / "train-1-1.reached")
+    serial = next(facts["serial"] for facts in Authority.read(certs).issued()
+                  if facts["identity"] == "fedtide:relay:0-2")  # fmt: skip
+    for path in own:
+        path.rename(path.with_suffix(".old"))
+    issue(certs, "relay:0-2")
+    revoke(certs, serial)
+    until(lambda: "was revoked on" in relay.output(), "the end of the old certificate")
+    (steer / "train-1-1").unlink()
+    until(lambda: [run.state for run in runs_of(queue)] == ["over", "over"], "both runs")
+    for found, run in zip(runs_of(queue), runs, strict=True):
+        assert summary_of(found.run)["state_sha256"] == run.alone["state_sha256"]
+    for process in (site, relay.process, served):
+        os.kill(process.pid, signal.SIGTERM)
+        assert process.wait() == 128 + signal.SIGTERM
+    relay.process.close()
