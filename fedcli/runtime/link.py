@@ -30,13 +30,13 @@ from fedcli.runtime.known_history import KnownHistory
 from fedcli.runtime.worker import Progress, Result
 from fedmodels.errors import ArchiveError, ConfigError, LinkError
 from fedmodels.tensors.bundle import Bundle, ClientId
-from fedmodels.times import LEAVE_S, LINE_EVERY_S
+from fedmodels.times import LEAVE_S, LINE_EVERY_S, PART_S, SLOW_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options, place_after
 from fedpb.codec import Receiver, merged
 from fedpb.headers import header_of
 from fedpb.orders import Specs, read_order
-from fedpb.pace import PART_BYTES, PART_S, SLOW_S, Pace, Parts, slow_text
+from fedpb.pace import PART_BYTES, Pace, Parts, slow_text
 from fedpb.tables import values_of
 from fedpb.told import Passed, Pushed
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -12,11 +12,11 @@ from google.protobuf.message import Message
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
-from fedmodels.times import BEAT_S, CHECK_S, JOIN_S, LEAVE_S
+from fedmodels.times import BEAT_S, CHECK_S, JOIN_S, LEAVE_S, PART_S
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE
 from fedpb.channels import set_out_by
 from fedpb.headers import header_of
-from fedpb.pace import PART_BYTES, PART_S, Pace, Parts
+from fedpb.pace import PART_BYTES, Pace, Parts
 from fedpb.told import Door, Passed
 from fedpb.unreachable import distrust, in_words, why_unreachable
 from fedpb.v1 import coordinator_pb2 as rpc

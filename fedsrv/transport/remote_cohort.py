@@ -20,9 +20,9 @@ from fedmodels.guarded import Guarded
 from fedmodels.position import NONE_YET, Interaction
 from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
-from fedmodels.times import FAILED_S, LEASE_S, LINE_EVERY_S, LOOK_EVERY_S
+from fedmodels.times import FAILED_S, LEASE_S, LINE_EVERY_S, LOOK_EVERY_S, SLOW_S
 from fedpb.orders import WITHOUT_PAYLOAD
-from fedpb.pace import SLOW_S, slow_text
+from fedpb.pace import slow_text
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.client_profile import Profile, clients_text

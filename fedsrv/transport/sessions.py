@@ -16,8 +16,8 @@ from fedmodels.errors import PayloadError
 from fedmodels.position import Interaction
 from fedmodels.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
-from fedmodels.times import NEWS_EVERY_S
-from fedpb.pace import PIECE_BYTES, PIECE_S, UNSEEN_BYTES, Pace
+from fedmodels.times import NEWS_EVERY_S, PIECE_S
+from fedpb.pace import PIECE_BYTES, UNSEEN_BYTES, Pace
 from fedsrv.engine.cohort import HoldsState, StateLost
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.intake import Through

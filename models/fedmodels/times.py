@@ -254,3 +254,9 @@ FOLDER_LOOK_S = 0.5
 """`predict --watch` checks its folder again."""
 STORED_EVERY_S = 60.0
 """The status of a client that keeps changing is stored again, after ten changes at once."""
+PART_S = 4.0
+"""A part of an upload takes this on its way; the next one is longer or shorter by that."""
+PIECE_S = 1.0
+"""A piece of an order takes this on its way over a slow link."""
+SLOW_S = 10.0
+"""A transfer that takes longer so far, or will, is told of as slow."""

@@ -11,23 +11,18 @@ import time
 from collections.abc import Callable, Iterator
 
 from fedmodels.errors import LinkError
+from fedmodels.times import SLOW_S
 from fedpb.told import Passed, Pushed
 from fedpb.v1 import coordinator_pb2 as rpc
 
 PART_BYTES = 64 << 10
 """The first part of an upload over a link that was not measured yet."""
-PART_S = 4.0
-"""Time that a part of an upload takes; the next one is longer or shorter by that."""
 PIECE_BYTES = 32 << 10
 """The first pieces of an order."""
 UNSEEN_BYTES = 256 << 10
 """So much is taken by buffers on the way, and tells nothing of a link."""
-PIECE_S = 1.0
-"""Time that later pieces of an order take."""
 LEAST_BYTES = 16 << 10
 """The least of a part or a piece."""
-SLOW_S = 10.0
-"""A transfer that takes longer than this so far, or will, is told of."""
 
 
 class Pace:

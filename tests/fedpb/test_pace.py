@@ -6,14 +6,13 @@ import torch
 from fedmodels.errors import LinkError
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
+from fedmodels.times import PART_S, PIECE_S
 from fedpb.codec import Receiver, encode, read_chunk
 from fedpb.headers import header_of
 from fedpb.pace import (
     LEAST_BYTES,
     PART_BYTES,
-    PART_S,
     PIECE_BYTES,
-    PIECE_S,
     UNSEEN_BYTES,
     Pace,
     Parts,

@@ -49,7 +49,6 @@ def test_an_order_and_an_upload_cross_a_slow_link_that_breaks(tmp_path, monkeypa
     monkeypatch.setattr(channels, "PONG_MS", 60_000, raising=False)
     monkeypatch.setattr(transport_server, "PONG_MS", 300_000, raising=False)
     monkeypatch.setattr(transport_server, "BORNE_PING_MS", 100)
-    monkeypatch.setattr(pace, "PART_S", 0.3)
     monkeypatch.setattr(link_module, "PART_S", 0.3)
     for module in (pace, link_module):
         monkeypatch.setattr(module, "SLOW_S", 0.5)
