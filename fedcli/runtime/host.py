@@ -385,7 +385,7 @@ class Host:
                 if worker.progress.interaction >= 0
             }
             if self.link.is_arriving and not at_work:  # else a slow link looks like a dead one
-                at_work = {next(iter(self._pulling_as)): Progress()}
+                at_work = dict.fromkeys([*self._pulling_as][:1], Progress())
             durable = self.workers.all_durable()
             news = (client for client in durable if durable[client] != told.get(client, -1))
             for client in dict.fromkeys([*at_work, *news]):

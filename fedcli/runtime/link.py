@@ -111,8 +111,12 @@ class Link:
         self._begun: dict[bytes, Receiver] = {}
         """The part that is coming, or whose beginning had come when the link broke, by digest."""
         self._arriving_since: float | None = None
-        """Since when the order that comes has been on its way, on the monotonic clock."""
-        self._pace, self._slow_told = Pace(PART_BYTES, PART_S), -math.inf
+        """Since when the order that comes has been on its way, on the monotonic clock. The thread
+        that pulls writes it; the one that beats asks whether it is None."""
+        self._pace = Pace(PART_BYTES, PART_S)
+        """Of the thread that pushes."""
+        self._slow_told = -math.inf
+        """When a slow link was last told of; two threads may both tell of it."""
 
     def _opened(self, target: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         if self._credentials is None:

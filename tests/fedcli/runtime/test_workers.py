@@ -154,6 +154,26 @@ class Beats:
         return arrived
 
 
+def test_an_order_that_is_slow_to_come_beats_for_its_process(few, digits, tmp_path):
+    """Else its clients look as dead as those of a broken link; before the first Pull, for none."""
+    link = Beats()
+    link.is_arriving = True
+    host = Host([0, 1], cast(Link, link), digits, tmp_path / "states", torch.device("cpu"))
+    host.workers, host.beat_every_s = few, 0.001
+    member = Membership(0, "run", b"")
+    host.enrolment.members[0] = member
+    beats = threading.Thread(target=host._beat_forever)
+    beats.start()
+    try:
+        with pytest.raises(queue.Empty):
+            link.told.get(timeout=0.05)
+        host._pulling_as = {0: member}
+        assert link.told.get(timeout=20) == (0, -1, -1)
+    finally:
+        host._closed.set()
+        beats.join()
+
+
 def test_an_idle_client_says_once_what_became_safe_after_its_upload(few, digits, tmp_path):
     """Its next order may be far away, and until then the run would keep all states since."""
     link = Beats()
