@@ -13,7 +13,6 @@ from fedcli.runtime.client_part import Client, ClientPart, Scored
 from fedmodels.errors import ArchiveError, DataError
 from fedmodels.nets.split import SplitNet, whole
 from fedmodels.nets.trained import KEY, SEEN, ModelFacts, header_of
-from fedmodels.problems.targets import targets_in
 from fedmodels.tensors.archive import PERSONAL
 from fedmodels.tensors.bundle import Bundle, Prototypes, state_digest
 from fedmodels.training.asked import local_view
@@ -124,6 +123,8 @@ def described(
 
 def _calibration(client: Client, net: SplitNet) -> Calibration | None:
     """Return what the validation part tells of a net; None where noise hides something."""
+    from fedmodels.problems.targets import targets_in  # a run without targets does not load it
+
     stream = client.stream
     if stream.kept is None or client.experiment.privacy is not None:
         return None

@@ -13,7 +13,6 @@ import torch
 from fedcli.runtime.client_part import ClientPart, Training
 from fedmodels.errors import DataError
 from fedmodels.parts.prequential import NAMES, Prequential
-from fedmodels.problems.targets import targets_in
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.asked import fits_for_scores, local_view
 from fedmodels.training.scoring import score
@@ -61,6 +60,8 @@ class TestThenTrain(ClientPart):
         if not self.client.may_score(half.order, ctx, half.payload, state, sets):
             return {}
         data, outputs = self.client.data, dict[str, list[torch.Tensor]]()
+        from fedmodels.problems.targets import targets_in
+
         targets = targets_in(data.file.transform, data.directory)
         found = score(
             method, ctx, half.payload, state, sets, kept=None if targets is None else outputs

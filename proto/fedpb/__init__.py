@@ -1,6 +1,6 @@
 """The wire: the schema, its generated stubs, and the codec between bundles and frames."""
 
-PROTOCOL = 6
+PROTOCOL = 7
 """What both sides must speak; changes whenever one would misunderstand the other."""
 SERVICE = "fedpb.v1.CoordinatorService"
 """Name of the gRPC service, as the schema has it."""

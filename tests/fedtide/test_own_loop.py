@@ -154,11 +154,11 @@ def test_a_loop_that_stays_takes_part_in_one_run_after_the_other(monkeypatch, ca
 def test_a_loop_has_the_options_of_a_client():
     """Left out are asking a person at each message, trying without joining, and what is printed.
 
-    And what ``--stay`` tells its own processes.
+    And what ``--stay`` tells its own processes, and how many runs it joins at once.
     """
     of_join = inspect.signature(fedcli.cli.join).parameters
     of_loop = inspect.signature(fedtide.client).parameters
-    stays = {"context", "run_id"}
+    stays = {"context", "run_id", "at_once"}
     shown = {"dry_run", "ask", "quiet", "log_level", "as_json"}
     assert set(of_join) - set(of_loop) == stays | shown
 

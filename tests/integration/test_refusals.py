@@ -201,7 +201,7 @@ def test_joining_is_refused_with_a_line(loopback, plain):
         ({"client_id": "3"}, "INVALID_ARGUMENT", "'3' is none of this run's: 0 to 2"),
         ({"client_id": "../0"}, "INVALID_ARGUMENT", "is none of this run's"),
         ({"run_id": "feed"}, "FAILED_PRECONDITION", "belongs to run feed"),
-        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 6, the client 9: install one"),
+        ({"protocol": 9}, "FAILED_PRECONDITION", "speaks protocol 7, the client 9: install one"),
         ({"description": None}, "INVALID_ARGUMENT", "malformed: format: Input should be 1"),
         ({"description": NO_SCALE}, "INVALID_ARGUMENT", "malformed: scale: Input should be"),
         ({"description": TWICE}, "INVALID_ARGUMENT", "key 'seed' comes twice in a table"),

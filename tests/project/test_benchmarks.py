@@ -48,6 +48,7 @@ NOWHERE = {
     "drift": "people of three recordings: minutes",
     "flower_noop": "needs Flower",
     "generators": "needs Fashion-MNIST, and minutes",
+    "links": "a link of 20 kbit/s: ten minutes, and a kernel that limits it",
     "load": "a client that is stopped is waited for: half a minute",
     "peer": "needs Flower",
     "pfl_noop": "needs pfl",

@@ -167,7 +167,7 @@ OF_DATA_AND_PICTURES = """
 """
 """What tables, images, code of one's own, and methods with pictures need."""
 PROGRAMS = ["fedsrv.coordinator", "fedcli.runtime.host", "fedmodels.methods.fedavg"]
-CLOSURE = 141
+CLOSURE = 142
 """Modules that a coordinator and a client of a plain run load by imports at the top; see below."""
 REMOVED = """
 import sys

@@ -66,16 +66,23 @@ def finish_before_acceptance() -> None:
             raise RunOver("nobody said so")
         return next_one(self)
 
-    def sent(self: Any, pushed: Any) -> Any:
+    def sent(self: Any, stream: Any) -> Any:
         try:
-            return send(self, pushed)
+            return send(self, stream)
         except grpc.RpcError:
-            if pushed.header.kind != rpc.ORDER_KIND_FINISH:
+            if getattr(self, "kind", None) != rpc.ORDER_KIND_FINISH:
                 raise
             return rpc.PushResponse()
 
     Host.execute, Host._next_order = executed, next_of  # type: ignore[method-assign]
     Link._send = sent  # type: ignore[method-assign]
+    push = Link.push
+
+    def pushed(self: Any, member: Any, result: Any) -> Any:
+        self.kind = result.order.kind
+        return push(self, member, result)
+
+    Link.push = pushed  # type: ignore[method-assign]
 
 
 def sum_of_before() -> None:
