@@ -187,6 +187,8 @@ class Intake:
     and the engine's calls :meth:`end`, when nothing comes any more.
     """
 
+    _begun: Guarded[dict[tuple[str, bool], Begun]] = Guarded("_beginning")
+
     def __init__(self, trip: Trip, kept_bytes: int | None = None) -> None:
         """Begin with nothing.
 
@@ -199,8 +201,8 @@ class Intake:
         self._folding = StreamingMean(trip.orders, count, kept_bytes or 0)
         self.answered: set[ClientId] = set()
         """Clients whose results are whole, or that failed."""
-        self._begun: dict[tuple[str, bool], Begun] = {}
-        """What came in parts, by its client and whether it is a sum; its threads share an entry."""
+        self._beginning, self._begun = threading.RLock(), {}
+        """What came in parts, by its client and whether it is a sum."""
 
     # --- one Push ---------------------------------------------------------------------------------
 
@@ -234,11 +236,13 @@ class Intake:
         """Return what came so far of an upload or a sum in parts."""
         first = header.members[0] if header.members else header
         key = first.client_id, bool(header.members)
-        return self._begun.setdefault(key, Begun())
+        with self._beginning:
+            return self._begun.setdefault(key, Begun())
 
     def how_far(self, client: ClientId) -> tuple[int, int, float] | None:
         """Return how far a client's upload in parts is, as :attr:`Begun.how_far`."""
-        found = self._begun.get((str(client), False))
+        with self._beginning:
+            found = self._begun.get((str(client), False))
         return None if found is None else found.how_far
 
     def refusal(self, client: ClientId, header: rpc.PushHeader, error: PayloadError) -> str:

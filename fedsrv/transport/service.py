@@ -425,11 +425,8 @@ class Service:
         client = client_id_of(order.client_id, self.cohort.num_clients)
         if client in trip.personal:
             parts["personal"] = trip.personal[client]
-        left, header, sent = (
-            0,
-            rpc.PullHeader(order=order, more=orders[1:]),
-            list[Iterator[bytes]](),
-        )
+        header = rpc.PullHeader(order=order, more=orders[1:])
+        sent, left = list[Iterator[bytes]](), 0
         if trip.issue not in told and trip.intake.tell(client, header):
             told.add(trip.issue)
         for role, encoded in parts.items():
