@@ -151,9 +151,12 @@ class Begun:
 
         Raises:
             Unfinished: the frame is not the next one, or another Push took the place of this one.
+            NotReady: another Push has brought all of it.
         """
         with self._lock:
             if self._push is not push or frame.offset != receiver.received:
+                if receiver.is_complete:
+                    raise NotReady("the upload came by another call; bring it again")
                 raise Unfinished(receiver.received)
             receiver.feed(frame)
 
