@@ -34,7 +34,7 @@ def sources(package: str) -> list[Path]:
 
 
 MOST: Mapping[str, int] = {
-    "lines of the core": 96_941,
+    "lines of the core": 96_944,
     "seams of parts": 58,
     "loose files in fedmodels": 30,
     "loose files in fedsrv": 18,
