@@ -29,7 +29,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import parser_of, tell
 from benchmarks.training import NETS
-from fedmodels.machine import keep_large_blocks
+from fedmodels.host.machine import keep_large_blocks
 from fedmodels.nets import make_net
 from fedmodels.nets.own_net import as_split_net
 from fedmodels.nets.split import SplitNet

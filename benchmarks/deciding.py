@@ -30,7 +30,7 @@ from fedcli.data.cuts.partition import partition
 from fedcli.data.sets.registry import load
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.scenario import Natural
-from fedmodels.machine import keep_large_blocks
+from fedmodels.host.machine import keep_large_blocks
 from fedmodels.nets import make_net
 from fedsrv.report.frame import CONFIDENCE, Difference
 

@@ -29,10 +29,10 @@ from scipy.stats import ks_2samp
 
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import given_as, keep
+from fedmodels.facts.position import Task
 from fedmodels.numerics.alarm_levels import ALPHA, ETA
 from fedmodels.numerics.data_drift import Summary, Watched, moved
 from fedmodels.numerics.data_drift_numbers import Numbers
-from fedmodels.position import Task
 from fedplugins.drift.server import MEMORY, Seen
 
 RECORDINGS = {"UCI HAR": "uci_har", "MotionSense": "motionsense", "WISDM": "wisdm"}

@@ -26,11 +26,11 @@ from benchmarks.measured import keep
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.stream import TaskStream
 from fedmodels.errors import DataError
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, embeddings
 from fedmodels.numerics.randomness import seeded
-from fedmodels.resolution import experiment_of
 from fedmodels.techniques.class_replay import Replay
 from fedmodels.techniques.generators import Painter
 from fedmodels.tensors.archive import load

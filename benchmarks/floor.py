@@ -29,7 +29,7 @@ import numpy as np
 import psutil
 from zlib_ng import zlib_ng
 
-from fedmodels.machine import keep_large_blocks
+from fedmodels.host.machine import keep_large_blocks
 
 FRAME = 1 << 20
 DIGITS = 5

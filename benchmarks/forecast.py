@@ -22,8 +22,8 @@ from fedcli.data.store.commands import run_partition
 from fedcli.forecasting import forecast
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
-from fedmodels.config_file import read_experiment
-from fedsrv.events import Event
+from fedmodels.facts.config_file import read_experiment
+from fedsrv.progress.events import Event
 from fedtide.inprocess import run_in_process
 
 CONFIG = Path(__file__).parent.parent / "examples" / "start" / "three-tasks.toml"

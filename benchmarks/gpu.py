@@ -43,7 +43,7 @@ from benchmarks.training import (
     wait_for,
     walls_of,
 )
-from fedmodels.devices import device_of
+from fedmodels.host.devices import device_of
 from fedmodels.nets import make_net
 from fedmodels.nets.split import load_weights, weights_of
 from fedmodels.techniques.generator_training import Lesson

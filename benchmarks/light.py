@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from fedmodels.config_file import parse_experiment
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.run import RunFacts
 from fedpb import PROTOCOL

@@ -31,7 +31,7 @@ from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Trip, UploadForm
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server
 from fedsrv.transport.service import Service

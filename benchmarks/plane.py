@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fedmodels.charts import DAY, file_of, ticks, words
+from fedmodels.console.charts import DAY, file_of, ticks, words
 from fedplugins.studies.outcome import Outcome, values_of
 from fedplugins.studies.plan import Cell
 from fedsrv.report.frame import Difference, difference

@@ -21,10 +21,10 @@ from torch import Tensor
 from benchmarks.measure import parser_of, tell
 from benchmarks.measured import given_as, keep
 from fedcli.data.store.commands import run_partition
-from fedmodels.charts import Chart, Spread, document
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
-from fedmodels.config_file import read_experiment
+from fedmodels.console.charts import Chart, Spread, document
+from fedmodels.facts.config_file import read_experiment
 from fedmodels.nets.split import SplitNet
 from fedmodels.training.loop import train_locally
 from fedtide.testing.trial import context_of, method_of, payload_of

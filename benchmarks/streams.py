@@ -37,7 +37,7 @@ from benchmarks.measure import parser_of, records_of, tell
 from benchmarks.measured import given_as, keep
 from fedcli.data.store.growing import add_task
 from fedcli.runtime.state import StateDirectory
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.parts.stages import RunPaused
 from fedsrv.state.store import Store
 from fedtide.inprocess import go_on

@@ -33,12 +33,12 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.measure import config_in, in_turn, launching, parser_of, records_of, tell
-from fedmodels.devices import repeat_bits
-from fedmodels.machine import keep_large_blocks
+from fedmodels.facts.resolution import experiment_of
+from fedmodels.host.devices import repeat_bits
+from fedmodels.host.machine import keep_large_blocks
 from fedmodels.methods import make
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights, weights_of
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.contexts import START, ClientContext, ServerContext, ServerState
 from fedmodels.training.hooks import as_uploads, broadcast, init_client, init_server, reduce

@@ -39,7 +39,7 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.own_certificate import channel_credentials
 from fedcli.runtime.worker import Result
 from fedmodels.errors import RunFailed
-from fedmodels.machine import keep_large_blocks
+from fedmodels.host.machine import keep_large_blocks
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.packed_weights import lease
@@ -164,8 +164,8 @@ def _weights(size: int, value: float = 0.0) -> Bundle:
 def serve(clients: int, size: int, place: Path, tls: bool) -> None:
     """Give the same order to all clients again and again, until standard input ends."""
     from fedsrv.engine.cohort import Trip, UploadForm
-    from fedsrv.events import EventLog
     from fedsrv.identity.tls import server_credentials
+    from fedsrv.progress.events import EventLog
     from fedsrv.transport.remote_cohort import RemoteCohort
     from fedsrv.transport.server import start_server, stop_server
     from fedsrv.transport.service import Service

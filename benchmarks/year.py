@@ -39,8 +39,8 @@ from benchmarks.streams import stretch
 from fedcli.data.store.growing import add_task
 from fedmodels.config.data import Repeats
 from fedmodels.errors import DataError
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.nets import make_net
-from fedmodels.resolution import experiment_of
 from fedtide.inprocess import InProcessCohort, run_in_process
 
 RECORDINGS = ("uci_har", "motionsense", "wisdm")

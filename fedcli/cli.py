@@ -22,12 +22,9 @@ from fedcli.serving.commands import (
     serve_model,
     whose_model,
 )
-from fedmodels.commands import run_command
-from fedmodels.errors import ArchiveError, ConfigError, DataError
-from fedmodels.files import why_file_is_no_good
-from fedmodels.log_lines import LogLevel, set_up_logging
-from fedmodels.machine import end_on_sigterm
-from fedmodels.options import (
+from fedmodels.console.commands import run_command
+from fedmodels.console.log_lines import LogLevel, set_up_logging
+from fedmodels.console.options import (
     AsJson,
     AsRows,
     Config,
@@ -39,14 +36,17 @@ from fedmodels.options import (
     program,
     show,
 )
+from fedmodels.console.printable import json_text
+from fedmodels.errors import ArchiveError, ConfigError, DataError
+from fedmodels.host.files import why_file_is_no_good
+from fedmodels.host.machine import end_on_sigterm
 from fedmodels.plugins import usable
-from fedmodels.printable import json_text
 
 if TYPE_CHECKING:
     import torch
 
     from fedcli.gate.rules import Rules
-    from fedcli.prediction import Predictions
+    from fedcli.predicting.prediction import Predictions
     from fedcli.runtime.link import Link
     from fedmodels.tensors.bundle import ClientId
 
@@ -306,7 +306,7 @@ def join(
     allowed = _rules(context)  # what is wrong with them is said at once
     if stay:
         return _stay(context, clients, allowed)
-    from fedmodels.machine import keep_large_blocks
+    from fedmodels.host.machine import keep_large_blocks
 
     keep_large_blocks()
     if dry_run:
@@ -552,7 +552,7 @@ def recover_data(
     """
     set_up_logging(LogLevel.INFO)
     from fedcli.data.store.recovering import recover_tasks
-    from fedmodels.data_description import ClientFile, parsed
+    from fedmodels.facts.data_description import ClientFile, parsed
     from fedpb.tables import client_json_of
 
     root = _root_of(client_id, data, state_dir)
@@ -619,7 +619,7 @@ def _device(text: str) -> torch.device:
     import torch
 
     from fedmodels.config.places import check_gpu
-    from fedmodels.devices import device_of
+    from fedmodels.host.devices import device_of
 
     check_gpu(text, 0 if text == "cpu" else torch.cuda.device_count())
     return device_of(text)
@@ -646,7 +646,7 @@ def partition(
     from fedcli.data.store.commands import run_partition
     from fedcli.data.store.partition_writer import Layout
     from fedmodels.config.origin import data_and_scenario
-    from fedmodels.config_file import read_experiment
+    from fedmodels.facts.config_file import read_experiment
 
     if layout not in (None, *Layout):
         raise ConfigError(f"--layout {layout!r} is neither directories nor store")
@@ -683,8 +683,8 @@ def tell_forecast(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(LogLevel.ERROR)
     from fedcli.forecasting import of_config
-    from fedmodels.config_file import read_experiment
-    from fedmodels.machine import keep_large_blocks
+    from fedmodels.facts.config_file import read_experiment
+    from fedmodels.host.machine import keep_large_blocks
 
     keep_large_blocks()
     file = told.resolve() if told else None
@@ -729,7 +729,7 @@ def pretrain(
     """Pre-train HART on unlabelled windows by masked autoencoding (FedAli)."""
     from fedcli.pretrain import Pretraining
     from fedcli.pretrain import pretrain as run
-    from fedmodels.config_file import read_experiment
+    from fedmodels.facts.config_file import read_experiment
 
     experiment = read_experiment(config, sets or ())
     how = Pretraining(epochs, batch_size, lr, mask)
@@ -792,7 +792,7 @@ def predict(
     if not inputs:
         raise ConfigError("name photos, recordings, directories or .npy files, or --watch DIR")
     from fedcli.data.own.new_inputs import read_by
-    from fedcli.prediction import are_many, personal_file, predictions, write_csv
+    from fedcli.predicting.prediction import are_many, personal_file, predictions, write_csv
     from fedmodels.nets.trained import TrainedModel
 
     whose = whose_model(run, client, model)
@@ -863,7 +863,7 @@ def check_data(
         raise ConfigError("--json is for clients' directories: leave out the other options")
     if config is not None:
         from fedcli.data.store.trying import check_files, tables_of
-        from fedmodels.config_file import read_experiment
+        from fedmodels.facts.config_file import read_experiment
 
         if brief or strict:
             raise ConfigError("--config reads files and tells all: leave out --brief and --strict")

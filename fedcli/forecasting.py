@@ -30,12 +30,12 @@ from fedcli.runtime.workers import Workers
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.config.privacy import masks_of
-from fedmodels.devices import is_gpu
+from fedmodels.console.printable import bytes_text, duration, text_of
 from fedmodels.errors import ConfigError, DataError, FedtideError, reason_of
-from fedmodels.machine import cores, peak_rss_bytes
+from fedmodels.facts.resolution import experiment_of
+from fedmodels.host.devices import is_gpu
+from fedmodels.host.machine import cores, peak_rss_bytes
 from fedmodels.methods import make
-from fedmodels.printable import bytes_text, duration, text_of
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.times import LONG_S

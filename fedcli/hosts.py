@@ -21,7 +21,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedmodels.processes import end_with_parent
+from fedmodels.host.processes import end_with_parent
 
 PRELOADED = (
     "numpy",

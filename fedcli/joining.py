@@ -21,11 +21,11 @@ from fedcli.runtime.link import Link
 from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import check_address
-from fedmodels.data_description import ClientFile, read_file
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError, LinkError
-from fedmodels.machine import tells_traces
-from fedmodels.printable import printable
-from fedmodels.resolution import received_data, received_experiment
+from fedmodels.facts.data_description import ClientFile, read_file
+from fedmodels.facts.resolution import received_data, received_experiment
+from fedmodels.host.machine import tells_traces
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb.tables import usual_of, values_of
 

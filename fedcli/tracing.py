@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from fedcli.runtime.enrolment import client_of
 from fedcli.runtime.host import Host
 from fedcli.runtime.worker import GivenOrder, Result
-from fedmodels.spans import Spans, exported
+from fedmodels.host.spans import Spans, exported
 from fedpb.failures import failed_by
 from fedpb.v1 import coordinator_pb2 as rpc
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from fedmodels.commands import forget_options, run_command
+from fedmodels.console.commands import forget_options, run_command
+from fedmodels.console.log_lines import LogLevel
+from fedmodels.console.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
 from fedmodels.errors import ConfigError, FedtideError, Interrupted
-from fedmodels.log_lines import LogLevel
-from fedmodels.machine import set_by_sigterm
-from fedmodels.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
+from fedmodels.host.machine import set_by_sigterm
 from fedmodels.plugins import usable
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
@@ -30,11 +30,11 @@ from fedsrv.commands.lineage import lineage
 from fedsrv.commands.relay import relay
 from fedsrv.commands.watchers import place_of, wanted, with_watchers
 from fedsrv.commands.watching import watching_app
-from fedsrv.ray_cluster import ray_place
+from fedsrv.ray.ray_cluster import ray_place
 
 if TYPE_CHECKING:
     from fedmodels.config.experiment import Experiment
-    from fedsrv.event_lines import EventPrinter
+    from fedsrv.progress.event_lines import EventPrinter
 
 NONE: Mapping[str, str] = {}
 
@@ -97,8 +97,8 @@ def serve(
     gone = options.check_without(forget, resume, "--forget")
     experiment = _experiment_of(config, sets or (), out if resume else None)
     from fedsrv.coordinator import serve as serve_run
-    from fedsrv.event_lines import EventPrinter
     from fedsrv.identity.listen import Listen
+    from fedsrv.progress.event_lines import EventPrinter
 
     if events:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -125,7 +125,7 @@ def serve(
 
 def _experiment_of(config: Path, sets: Sequence[str], resumed: Path | None) -> Experiment:
     """Return the experiment of a config; of a run that is resumed, with the defaults it has."""
-    from fedmodels.config_file import read_experiment
+    from fedmodels.facts.config_file import read_experiment
 
     if resumed is None:
         return read_experiment(config, sets)
@@ -293,9 +293,9 @@ def export(
     out: Annotated[Path | None, typer.Option(help="The file; by default in RUN.")] = None,
 ) -> None:
     """Write a trained model as a file that describes itself: raw inputs in, logits out."""
-    from fedsrv.export import KINDS, check_kind
-    from fedsrv.export import export as write
-    from fedsrv.trained_models import global_model, personal_model
+    from fedsrv.trained.export import KINDS, check_kind
+    from fedsrv.trained.export import export as write
+    from fedsrv.trained.trained_models import global_model, personal_model
 
     check_kind(to)
     name = "model" if client is None else f"model-{client}"

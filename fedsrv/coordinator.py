@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 import torch
 
-from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import without_places
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, RunStopped
-from fedmodels.files import write_atomically
-from fedmodels.machine import tells_traces
-from fedmodels.position import Interaction
-from fedmodels.printable import printable
+from fedmodels.facts.position import Interaction
+from fedmodels.facts.usual import usual_keys
+from fedmodels.host.files import write_atomically
+from fedmodels.host.machine import tells_traces
+from fedmodels.own.code_names import refuse_exits
 from fedmodels.times import DRAIN_S
 from fedmodels.training.asked import load_ahead
 from fedmodels.training.fault import name_faults
-from fedmodels.usual import usual_keys
 from fedsrv import parts
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_part import ServerPart
-from fedsrv.events import HAS_FAILED, Ending, EventLog
 from fedsrv.identity.listen import Listen
+from fedsrv.progress.events import HAS_FAILED, Ending, EventLog
 from fedsrv.state.record import scored_in
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
@@ -88,7 +88,7 @@ def serve(
     listen.check()
     parts.check(experiment, certified=listen.requires_identity)
     if experiment.net.begin_from is not None:
-        from fedsrv.begin_from import begun
+        from fedsrv.trained.begin_from import begun
 
         experiment = begun(experiment, out)
     experiment = parts.with_digests(experiment)
@@ -111,7 +111,7 @@ def serve(
         for watcher in watchers:
             stack.callback(watcher(events))
         if tells_traces():
-            from fedsrv.traces import trace
+            from fedsrv.progress.traces import trace
 
             stack.callback(trace(events, store))
         cohort = _cohort_of(store, events, options, expects_evaluator, listen.peers)

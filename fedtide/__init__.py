@@ -84,7 +84,7 @@ _HOMES = {
     "LoopTask": "fedtide.own_loop",
     "ServerHalf": "fedtide.server_half",
     "methods": "fedmodels.methods:names",
-    "make_method": "fedmodels.resolution:make_method",
+    "make_method": "fedmodels.facts.resolution:make_method",
     "register": "fedmodels.methods",
     "make_net": "fedmodels.nets",
     "FedAvg": "fedmodels.methods.fedavg",

@@ -19,14 +19,14 @@ from fedcli.data.store.commands import run_partition
 from fedcli.runtime.patience import executed
 from fedcli.runtime.worker import GivenOrder, Result
 from fedcli.runtime.workers import Workers
-from fedmodels.code_names import refuse_exits
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
-from fedmodels.devices import device_of
 from fedmodels.errors import ClientFailed, PayloadError
-from fedmodels.position import NONE_YET, Interaction
-from fedmodels.resolution import experiment_of
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.position import NONE_YET, Interaction
+from fedmodels.facts.resolution import experiment_of
+from fedmodels.facts.run_classes import RunClasses
+from fedmodels.host.devices import device_of
+from fedmodels.own.code_names import refuse_exits
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.tensors.packed_weights import lease
 from fedmodels.training.fault import name_faults
@@ -38,7 +38,6 @@ from fedsrv.coordinator import config_text, publish_lineage, set_aside, write_fa
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Answers, AnyOf, News, Trip, stamped
 from fedsrv.engine.rounds import Engine
-from fedsrv.events import EventLog, Hear
 from fedsrv.launch.given_data import check_given_data, check_net
 from fedsrv.parts import (
     admission_by,
@@ -48,6 +47,7 @@ from fedsrv.parts import (
     server_data_for,
     with_digests,
 )
+from fedsrv.progress.events import EventLog, Hear
 from fedsrv.state.decisions import RETIRE
 from fedsrv.state.run_directory import (
     beginning,
@@ -338,7 +338,7 @@ def deal_out(
     experiment = in_one_process(experiment)
     check(experiment)
     if experiment.net.begin_from is not None:
-        from fedsrv.begin_from import begun
+        from fedsrv.trained.begin_from import begun
 
         experiment = begun(experiment, out)
     experiment = with_digests(experiment)

@@ -43,7 +43,7 @@ def predict(
             of the answers, or ``unknown`` is no share.
         DataError: a file cannot be read or does not fit the model.
     """
-    from fedcli.prediction import personal_file, predictions
+    from fedcli.predicting.prediction import personal_file, predictions
     from fedcli.serving.commands import whose_model
 
     whose = whose_model(

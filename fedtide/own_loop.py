@@ -35,11 +35,11 @@ from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.places import check_address
 from fedmodels.config.privacy import LEDGER
 from fedmodels.errors import ConfigError, FedtideError, TrainingFailed
-from fedmodels.files import require_utf8
+from fedmodels.host.files import require_utf8
+from fedmodels.host.staying import Outcome
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.randomness import seeded
-from fedmodels.staying import Outcome
 from fedmodels.training.loop import ClientHalf
 from fedmodels.training.method import Method
 from fedpb.v1 import coordinator_pb2 as rpc

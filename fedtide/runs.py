@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedmodels.config.presets import config_file, presets
 from fedmodels.errors import ConfigError, FedtideError, RunFailed
-from fedmodels.files import require_utf8
+from fedmodels.host.files import require_utf8
 from fedmodels.numerics.metric_tables import FIGURES
 
 if TYPE_CHECKING:
     import numpy as np
 
     from fedmodels.config.experiment import Experiment
-    from fedsrv.events import Hear
     from fedsrv.launch.progress import PlainLines
+    from fedsrv.progress.events import Hear
     from fedsrv.state.run_record import RunRecord
     from fedtide.models import TrainedModel
 
@@ -85,7 +85,7 @@ def experiment_and_place(
 
 def experiment_from(config: Config, overrides: Mapping[str, Any] | None = None) -> Experiment:
     """Return the experiment of a config; ConfigError if it is wrong."""
-    from fedmodels.resolution import experiment_of
+    from fedmodels.facts.resolution import experiment_of
 
     name = "config" if isinstance(config, Mapping) else str(config)
     return experiment_of(_tables(config, overrides or {}), name)
@@ -123,7 +123,7 @@ class Run:
     @property
     def experiment(self) -> Experiment:
         """Return the resolved experiment."""
-        from fedmodels.resolution import experiment_of
+        from fedmodels.facts.resolution import experiment_of
 
         return experiment_of(self.record.config, str(self.path / "config.toml"))
 
@@ -176,7 +176,7 @@ class Run:
         Raises:
             DataError: the run has not ended, or the client's directory is elsewhere.
         """
-        from fedsrv.trained_models import personal_model
+        from fedsrv.trained.trained_models import personal_model
 
         return personal_model(self.path, client)
 
@@ -186,7 +186,7 @@ class Run:
         Raises:
             ArchiveError: the method keeps a part of its net private, or no state is there.
         """
-        from fedsrv.trained_models import global_model
+        from fedsrv.trained.trained_models import global_model
 
         return global_model(self.path)
 
@@ -318,8 +318,8 @@ def _launch(
     """Run ``fedsrv launch`` in a process of its own: safe in notebooks and in plain scripts."""
     import tomli_w
 
-    from fedmodels.machine import require_linux
-    from fedsrv.events import Event
+    from fedmodels.host.machine import require_linux
+    from fedsrv.progress.events import Event
 
     require_linux()
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as config:
@@ -355,7 +355,7 @@ def _launch(
 
 _LAUNCH = """
 import signal, sys
-from fedmodels.processes import end_with_parent
+from fedmodels.host.processes import end_with_parent
 end_with_parent(signal.SIGTERM, int(sys.argv.pop(1)))
 from fedsrv.cli import main
 main(sys.argv[1:])
@@ -365,7 +365,7 @@ main(sys.argv[1:])
 
 def _tables(config: Config, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return the plain tables of a config with the overrides in them."""
-    from fedmodels.config_file import drop_former_keys, put
+    from fedmodels.facts.config_file import drop_former_keys, put
 
     if isinstance(config, Mapping):
         tables: dict[str, Any] = _plain(config, "the config")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedmodels.config.combinations import parts_on
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.facts.position import Interaction, Round
 from fedmodels.methods import make
-from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import Bundle, Problem, check_finite
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import Position, ServerContext

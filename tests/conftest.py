@@ -22,9 +22,9 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from fedcli.runtime import state
-from fedmodels import guarded
 from fedmodels.config.experiment import Experiment
-from fedmodels.guarded import Guarded
+from fedmodels.host import guarded
+from fedmodels.host.guarded import Guarded
 from fedmodels.nets.split import SplitNet
 from fedmodels.plugins import gone_plugins, is_here, known
 from fedmodels.tensors.archive import load

@@ -29,8 +29,8 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import set_aside
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.rounds import Engine
-from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.resolution import experiment_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.state.store import Store
 from fedtide.inprocess import run_in_process

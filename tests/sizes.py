@@ -34,11 +34,11 @@ def sources(package: str) -> list[Path]:
 
 
 MOST: Mapping[str, int] = {
-    "lines of the core": 96_944,
+    "lines of the core": 96_953,
     "seams of parts": 58,
-    "loose files in fedmodels": 30,
-    "loose files in fedsrv": 18,
-    "loose files in fedcli": 8,
+    "loose files in fedmodels": 3,
+    "loose files in fedsrv": 3,
+    "loose files in fedcli": 6,
     "bindings named found": 670,
 }
 """The borders."""

@@ -28,7 +28,7 @@ from tests.sizes import (
 GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
-    "fedsrv/watching.py",
+    "fedsrv/progress/watching.py",
     "fedsrv/relay/service.py",
     "fedsrv/relay/uplink.py",
     "fedsrv/transport/server.py",
@@ -77,8 +77,8 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 """What a package never imports; a name stands for all that is below it as well."""
 
 FROM_FEDMODELS_INTO_FEDPB = (
-    "fedmodels.tensors", "fedmodels.errors", "fedmodels.client_ids", "fedmodels.data_description",
-    "fedmodels.times", "fedmodels.files",
+    "fedmodels.tensors", "fedmodels.errors", "fedmodels.facts.client_ids",
+    "fedmodels.facts.data_description", "fedmodels.times", "fedmodels.host.files",
 )  # fmt: skip
 ROOMS = {
     "fedtide": (
@@ -86,31 +86,31 @@ ROOMS = {
         "open_runs", "server_half", "testing.trial", "testing.case", "testing.suite", "testing",
     ),
     "fedmodels": (
-        "errors", "times", "staying", "guarded", "client_ids", "position", "shortages", "machine",
-        "devices", "printable", "charts", "log_lines", "files", "line_file", "code_names",
-        "own_code", "http_server", "spans", "plugins",
-        "completion", "help_panels", "commands", "processes", "tensors", "class_names",
-        "data_description", "numerics", "secure_sum", "config", "problems", "reductions", "nets",
-        "privacy", "training", "techniques", "methods", "parts",
-        "usual", "resolution", "config_file", "options",
+        "errors", "times", "host.staying", "host.guarded", "facts.client_ids", "facts.position",
+        "host.shortages", "host.machine", "host.devices", "console.printable", "console.charts",
+        "console.log_lines", "host.files", "host.line_file", "own.code_names", "own.own_code",
+        "host.http_server", "host.spans", "plugins", "console.completion",
+        "console.help_panels", "console.commands", "host.processes", "tensors",
+        "facts.class_names", "facts.data_description", "numerics", "secure_sum", "config",
+        "problems", "reductions", "nets", "privacy", "training", "techniques", "methods",
+        "parts", "facts.usual", "facts.resolution", "facts.config_file", "console.options",
     ),
     "fedpb": (
-        "", "v1", "pem", "revocation", "server_check", "invitation", "channels",
-        "unreachable", "tables", "zstd", "frames", "headers", "codec", "orders",
-        "failures", "told", "pace", "identities", "signatures", "secure_terms", "peer_certificates",
+        "", "v1", "pem", "revocation", "server_check", "invitation", "channels", "unreachable",
+        "tables", "zstd", "frames", "headers", "codec", "orders", "failures", "told", "pace",
+        "identities", "signatures", "secure_terms", "peer_certificates",
     ),
     "fedsrv": (
-        "presets", "events", "availability", "ray_cluster", "ray_driver", "identity", "state",
-        "report",
-        "trained_models", "begin_from", "run_status", "event_lines", "engine",
-        "traces", "parts",
-        "transport", "watching", "dashboard", "coordinator", "relay", "catalogue",
-        "net_catalogue", "config_schema", "export", "commands",
-        "launch", "cli", "__main__",
+        "presets", "progress.events", "engine.availability", "ray.ray_cluster",
+        "ray.ray_driver", "identity", "state", "report", "trained.trained_models",
+        "trained.begin_from", "progress.run_status", "progress.event_lines", "engine",
+        "progress.traces", "parts", "transport", "progress.watching", "dashboard",
+        "coordinator", "relay", "reference.catalogue", "reference.net_catalogue",
+        "reference.config_schema", "trained.export", "commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
-        "data", "data.cuts", "data.sets", "data.own", "data.store", "gate", "runtime", "tracing",
-        "parts", "joining", "prediction", "predicted_targets",
+        "data", "data.cuts", "data.sets", "data.own", "data.store", "gate", "runtime",
+        "tracing", "parts", "joining", "predicting.prediction", "predicting.predicted_targets",
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
     "fedplugins": (
@@ -167,7 +167,7 @@ def offences(package: str, name: str, source: str) -> list[str]:
     forbidden = FORBIDDEN[package]
     if package in ("fedtide", "fedsrv", "fedcli") and name not in GRPC_FILES:
         forbidden += GRPC
-    if package in ("fedmodels", "fedpb") and name != "fedmodels/options.py":
+    if package in ("fedmodels", "fedpb") and name != "fedmodels/console/options.py":
         forbidden += ("typer",)
     found = []
     for imported in imports(source, package):
@@ -216,7 +216,7 @@ def test_imports():
         ("fedmodels/x.py", "from fedpb import codec", ["fedpb.codec"]),
         ("fedmodels/x.py", "import typer", ["typer"]),
         ("fedpb/x.py", "import typer", ["typer"]),
-        ("fedmodels/options.py", "import typer", []),
+        ("fedmodels/console/options.py", "import typer", []),
         ("fedpb/codec.py", "from fedmodels.tensors.bundle import Bundle", []),
         ("fedpb/codec.py", "from fedmodels.training import method", ["fedmodels.training.method"]),
         (MOON, "from fedmodels.methods.fedavg import FedAvg", []),

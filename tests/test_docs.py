@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import fedtide
-from fedmodels.config_file import parse_experiment
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.methods import file_of, make, names, settings_of, variants_of
 from fedmodels.methods.fedavg import FedAvg
 from fedplugins.presets.presets import text_of

@@ -27,7 +27,7 @@ from benchmarks.attacks.lying_coordinator import Ask, Finding, Heard, Liar, leak
 from fedcli.gate.rules import Rules
 from fedmodels.config.columns import Columns
 from fedmodels.config.experiment import Experiment
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc

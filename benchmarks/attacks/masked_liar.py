@@ -26,8 +26,8 @@ from benchmarks.measured import given_as, keep
 from fedcli.data.store.commands import run_partition
 from fedcli.parts.secure_client import SecureSums
 from fedcli.runtime.client_part import Training
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import FedtideError
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.secure_upload import SecureUpload
 from fedtide.inprocess import run_in_process

@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.measure import records_of
 from benchmarks.measured import made_with
 from fedcli.data.store.opened_data import open_data
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import FedtideError
-from fedmodels.files import write_atomically
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.host.files import write_atomically
 from fedplugins.studies.plan import PlannedRun, Sweep, plan
 from fedsrv.state.run_directory import may_hold_a_run
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedcli.data.store.commands import run_partition
 from fedmodels.config.experiment import Experiment
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training import hooks
 from fedmodels.training.contexts import ClientContext, Position, ServerContext

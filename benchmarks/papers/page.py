@@ -16,7 +16,7 @@ from benchmarks.papers.size import Size, counted, share, size_of
 from benchmarks.papers.table import ROOT, Beside, Shown
 from benchmarks.papers.table import Cell as PapersCell
 from fedmodels.config.experiment import Experiment
-from fedmodels.config_file import parse_experiment
+from fedmodels.facts.config_file import parse_experiment
 from fedplugins.studies.outcome import Outcome, read_record, values_of
 from fedplugins.studies.plan import Cell, Sweep, plan
 from fedsrv.report.frame import Difference, Seeds, difference, known

@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.presets import preset_file
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedplugins.studies.plan import config_for
 
 HERE = Path(__file__).parent

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.privacy import masks_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.methods import make
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.contributions import Contributions
 from fedmodels.privacy.mechanism import clipped, noise_stds
 from fedmodels.privacy.releases import ReleaseLog
-from fedmodels.resolution import experiment_of
 from fedmodels.secure_sum.fixed_point import added
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes, Weights
 from fedmodels.training.contexts import ServerContext
@@ -37,9 +37,9 @@ from fedmodels.training.run import RunFacts
 from fedmodels.training.secure_upload import SecureUpload
 from fedsrv.engine import schedule
 from fedsrv.engine.plan import Plan
-from fedsrv.events import EventLog
 from fedsrv.parts import private_rounds
 from fedsrv.parts.private_rounds import FRACTION, WEIGHTS, ClientPrivacy
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 
 CANARY = 0

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from benchmarks.privacy_audit.client_level import FAR, NOISE, TABLES
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
-from fedmodels.resolution import experiment_of
 from fedmodels.training.private_steps import HiddenExamples, private_class_sums
 
 EXAMPLES, WIDTH = 3, 2

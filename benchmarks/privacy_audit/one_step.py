@@ -27,11 +27,11 @@ from benchmarks.privacy_audit.client_level import (
     recorded,
 )
 from fedmodels.config.experiment import Experiment
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.methods import make
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.training.contexts import START, ClientContext, ServerContext
 from fedmodels.training.private_steps import HiddenExamples, PrivateSteps, private_class_sums

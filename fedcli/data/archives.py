@@ -11,9 +11,9 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from fedcli.data.folders import OF_TEXT, UNPACKED, ending, entries, is_foreign, shown, shown_in
+from fedmodels.console.printable import bytes_text
 from fedmodels.errors import DataError, reason_of
-from fedmodels.files import open_regular
-from fedmodels.printable import bytes_text
+from fedmodels.host.files import open_regular
 
 MAX_FILES = 100_000
 """Files of an archive."""

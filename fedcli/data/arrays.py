@@ -15,11 +15,11 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmodels.data_description import SCALES, ProblemFile, channel_axis
+from fedmodels.console.printable import bytes_text
 from fedmodels.errors import DataError, reason_of
-from fedmodels.files import open_regular
-from fedmodels.machine import free_bytes
-from fedmodels.printable import bytes_text
+from fedmodels.facts.data_description import SCALES, ProblemFile, channel_axis
+from fedmodels.host.files import open_regular
+from fedmodels.host.machine import free_bytes
 
 IntArray = NDArray[np.int64]
 Inputs = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.float32] | NDArray[np.float64]

@@ -13,10 +13,10 @@ from fedcli.data.arrays import AT_ONCE, IntArray, check_memory
 from fedcli.data.folders import entries
 from fedcli.data.image_files import ENDS, OTHERS, PLAIN, Pixels, is_image, read_image
 from fedcli.data.set_aside import SetAside
-from fedmodels.class_names import composed
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError
+from fedmodels.facts.class_names import composed
 
 Listed = list[tuple[Path, int]]
 """Image files with their labels."""

@@ -9,9 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError, reason_of
-from fedmodels.files import check_inside
-from fedmodels.printable import printable
+from fedmodels.host.files import check_inside
 
 FOREIGN = {
     "__macosx", "thumbs.db", "ehthumbs.db", "desktop.ini", "@eadir", "#recycle", "lost+found",

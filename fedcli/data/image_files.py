@@ -19,7 +19,7 @@ from fedcli.data.arrays import DAMAGED
 from fedmodels.config.data import Sides
 from fedmodels.config.transforms import ImageTransform
 from fedmodels.errors import DataError, pip_line, reason_of
-from fedmodels.files import open_regular
+from fedmodels.host.files import open_regular
 
 OF_DICOM = (".dcm", ".dicom")
 ENDS = (

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from fedmodels.files import write_atomically
+from fedmodels.host.files import write_atomically
 
 INDEX = "runs.json"
 """File of a site's directory of states: when each run that it holds was joined last."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from fedcli.data.folders import shown_in
 from fedmodels.config.data import BAD_SHARE, Data
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.printable import printable
 
 SHOWN = 10
 """Rows or files that a line lists."""

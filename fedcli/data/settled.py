@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedmodels.files import Stamp, stamp_of
+from fedmodels.host.files import Stamp, stamp_of
 from fedmodels.times import SETTLE_S
 
 Stamps = tuple[tuple[str, Stamp], ...]

@@ -15,8 +15,8 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from fedcli.gate.rules import Rules
-from fedmodels.class_names import composed
 from fedmodels.errors import ConfigError
+from fedmodels.facts.class_names import composed
 from fedpb.tables import values_of
 from fedpb.told import HELD_BACK, NOT_OURS, OF_OWN, Door, classes, figures, without_number
 from fedpb.v1 import coordinator_pb2 as rpc

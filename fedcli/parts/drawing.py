@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from fedmodels.charts import file_of, words
-from fedmodels.files import write_atomically
+from fedmodels.console.charts import file_of, words
+from fedmodels.host.files import write_atomically
 from fedmodels.training.pictures import Gallery, Picture, PrototypeMap
 
 SIDE, TILE = 300, 48

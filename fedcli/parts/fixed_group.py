@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError, PayloadError
-from fedmodels.files import write_once
+from fedmodels.host.files import write_once
 
 NAME = "fedtide-group-{}.json"
 """The note of a client, beside its state directory."""

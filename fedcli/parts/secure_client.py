@@ -29,7 +29,7 @@ from fedcli.runtime.sessions import write_private
 from fedmodels.config.privacy import MIN_GROUP, SecureSum
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, PayloadError
-from fedmodels.line_file import append_lines
+from fedmodels.host.line_file import append_lines
 from fedmodels.secure_sum.fixed_point import FixedPoint
 from fedmodels.secure_sum.keys import (
     ATTEMPT_BYTES,

@@ -17,7 +17,7 @@ from fedcli.runtime.enrolment import Enrolment
 from fedcli.runtime.link import Link
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, FedtideError, LinkError
-from fedmodels.files import Stamp, stamp_of
+from fedmodels.host.files import Stamp, stamp_of
 from fedmodels.tensors.bundle import ClientId
 from fedpb.tables import values_of
 

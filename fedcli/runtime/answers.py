@@ -6,8 +6,8 @@ from typing import Any
 
 import grpc
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, LinkError, SetOut
-from fedmodels.printable import printable
 from fedpb import AGAIN_AFTER, CROWDED, PROTOCOL
 from fedpb.channels import set_out_by
 

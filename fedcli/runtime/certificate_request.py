@@ -21,9 +21,9 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import NameOID
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, LinkError, reason_of
-from fedmodels.files import write_new
-from fedmodels.printable import printable
+from fedmodels.host.files import write_new
 from fedmodels.times import ENROL_S
 from fedpb.channels import channel_options
 from fedpb.identities import without

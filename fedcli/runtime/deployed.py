@@ -23,7 +23,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmodels.errors import ArchiveError, DataError, reason_of
-from fedmodels.files import (
+from fedmodels.host.files import (
     LEFTOVER,
     locked,
     read_regular,

@@ -19,10 +19,10 @@ from fedcli.runtime.reporting import tell
 from fedcli.runtime.sessions import Sessions
 from fedcli.runtime.workers import Workers
 from fedmodels.config.bounds import CountDetail
-from fedmodels.data_description import MAX_WHY
+from fedmodels.console.printable import printable
 from fedmodels.errors import FedtideError, LinkError, SetOut
-from fedmodels.files import Stamp
-from fedmodels.printable import printable
+from fedmodels.facts.data_description import MAX_WHY
+from fedmodels.host.files import Stamp
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedpb import PROTOCOL
 from fedpb.tables import description_of, values_of

@@ -33,9 +33,9 @@ from fedcli.runtime.patience import executed, patiently
 from fedcli.runtime.state import lock_states
 from fedcli.runtime.worker import GivenOrder, Progress, Result
 from fedcli.runtime.workers import Workers
-from fedmodels.code_names import refuse_exits
 from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.combinations import halves_of, part_at
+from fedmodels.console.printable import printable
 from fedmodels.errors import (
     ArchiveError,
     ConfigError,
@@ -44,9 +44,9 @@ from fedmodels.errors import (
     PayloadError,
     SetOut,
 )
-from fedmodels.machine import end_if_signalled, give_back_free_pages
-from fedmodels.printable import printable
-from fedmodels.resolution import received_experiment
+from fedmodels.facts.resolution import received_experiment
+from fedmodels.host.machine import end_if_signalled, give_back_free_pages
+from fedmodels.own.code_names import refuse_exits
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.times import WAKE_S

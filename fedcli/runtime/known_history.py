@@ -12,8 +12,8 @@ import logging
 import threading
 from pathlib import Path
 
-from fedmodels.files import replacing
-from fedmodels.guarded import Guarded
+from fedmodels.host.files import replacing
+from fedmodels.host.guarded import Guarded
 from fedpb.v1 import coordinator_pb2 as rpc
 
 HEAD = "head.json"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from fedcli.runtime.answers import RunOver
-from fedmodels.guarded import Guarded
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.times import IDLE_TOLD_S, WAKE_S
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TypeVar
 
 from fedcli.runtime.worker import GivenOrder, Progress, Result
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveNotWritten
-from fedmodels.printable import printable
-from fedmodels.shortages import is_passing
+from fedmodels.host.shortages import is_passing
 from fedmodels.times import FIRST_WAIT_S, LONGEST_WAIT_S, ORDER_LOOK_S, PATIENCE_S
 
 ADVICE = (

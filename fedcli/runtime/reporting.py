@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcli.runtime.client_part import Client, Scored
+from fedmodels.console.printable import event_of, without_places
 from fedmodels.errors import (
     ArchiveError,
     ConfigError,
@@ -25,7 +26,6 @@ from fedmodels.errors import (
     TrainingFailed,
 )
 from fedmodels.numerics.metrics import VALIDATION
-from fedmodels.printable import event_of, without_places
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.fault import fault_in, line_of

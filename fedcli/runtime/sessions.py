@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError
-from fedmodels.files import replacing, sync_path, write_once
+from fedmodels.host.files import replacing, sync_path, write_once
 from fedmodels.tensors.bundle import ClientId
 
 TOKEN_BYTES = 16

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from fedmodels.class_names import named
 from fedmodels.config.experiment import Experiment
-from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import PayloadError
+from fedmodels.facts.class_names import named
+from fedmodels.facts.data_description import MAX_CLASSES
+from fedmodels.facts.run_classes import ClassChange, RunClasses
 from fedmodels.nets.split import SplitNet
-from fedmodels.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import Problem
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.asked import keeps_state

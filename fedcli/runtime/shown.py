@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 from torch import Tensor
 
 from fedmodels.errors import ArchiveError, ConfigError, LinkError, reason_of
-from fedmodels.line_file import append_lines
+from fedmodels.host.line_file import append_lines
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, ClientId, state_digest
 from fedpb.tables import values_of

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from fedcli.runtime.sessions import write_private
 from fedmodels.errors import ArchiveError, ArchiveNotRead, ArchiveNotWritten, ArchiveReplaced
-from fedmodels.files import locked, sync_path, used_without_lock
-from fedmodels.guarded import Guarded
+from fedmodels.host.files import locked, sync_path, used_without_lock
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors import stored
 from fedmodels.tensors.archive import PERSONAL, load, save
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId

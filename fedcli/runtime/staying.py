@@ -27,13 +27,13 @@ from fedcli.data.kept_runs import make_room
 from fedcli.data.settled import stamps_in
 from fedcli.gate.rules import Rules
 from fedmodels.config.privacy import LEDGER
+from fedmodels.console.options import words_of
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.guarded import Guarded
-from fedmodels.machine import end_on_sigterm
-from fedmodels.options import words_of
-from fedmodels.printable import printable
-from fedmodels.processes import run_program
-from fedmodels.staying import NewRuns, Outcome, pauses
+from fedmodels.host.guarded import Guarded
+from fedmodels.host.machine import end_on_sigterm
+from fedmodels.host.processes import run_program
+from fedmodels.host.staying import NewRuns, Outcome, pauses
 from fedmodels.times import OVER_S, SITE_LOOK_S
 from fedpb import PROTOCOL, SERVICE
 from fedpb.channels import channel_options, place_after

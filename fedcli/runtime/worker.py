@@ -18,9 +18,9 @@ from fedcli.runtime.client_part import Client, Training
 from fedcli.runtime.reporting import add_score, tell, tell_scored, tell_trained, told_of
 from fedcli.runtime.setups import SetUp
 from fedmodels.errors import ConfigError, FedtideError, OrderDeclined, PayloadError
-from fedmodels.machine import end_if_signalled, peak_rss_bytes
-from fedmodels.position import Interaction, Round
-from fedmodels.shortages import is_passing, lacks_memory
+from fedmodels.facts.position import Interaction, Round
+from fedmodels.host.machine import end_if_signalled, peak_rss_bytes
+from fedmodels.host.shortages import is_passing, lacks_memory
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Weights, state_digest
 from fedmodels.training.asked import local_view, reads_history
 from fedmodels.training.contexts import ClientContext, Position

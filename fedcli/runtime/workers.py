@@ -23,10 +23,10 @@ from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
-from fedmodels.devices import free_on, give_back
 from fedmodels.errors import LinkError
-from fedmodels.guarded import Guarded
-from fedmodels.machine import cores, free_bytes
+from fedmodels.host.devices import free_on, give_back
+from fedmodels.host.guarded import Guarded
+from fedmodels.host.machine import cores, free_bytes
 from fedmodels.methods import make
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.asked import load_ahead

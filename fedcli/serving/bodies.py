@@ -19,9 +19,9 @@ from fedcli.data.own.new_inputs import NewInputs, given, given_rows
 from fedcli.data.own.recordings import MAX_GROWTH
 from fedcli.serving.workbook_trial import is_cheap
 from fedmodels.config.transforms import TableTransform, parse_transform
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts
-from fedmodels.printable import printable
 from fedmodels.problems.targets import Targets, targets_in
 from fedmodels.times import WORKBOOK_CPU_S, WORKBOOK_S
 

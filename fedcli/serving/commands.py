@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedmodels.console.log_lines import LogLevel, set_up_logging
+from fedmodels.console.options import Level
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.log_lines import LogLevel, set_up_logging
-from fedmodels.machine import end_on_sigterm
-from fedmodels.options import Level
+from fedmodels.host.machine import end_on_sigterm
 
 if TYPE_CHECKING:
     from fedcli.serving.live_model import LiveModel
@@ -233,7 +233,7 @@ def rollback(
     ] = "",
 ) -> None:
     """Put an earlier model live again, by default the one before, and hold it until --release."""
-    from fedcli.prediction import places_of
+    from fedcli.predicting.prediction import places_of
     from fedcli.runtime.deployed import Deployed
 
     found = [Deployed(place) for place in places_of(run, client)]

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from fedmodels.guarded import Guarded
+from fedmodels.host.guarded import Guarded
 
 
 @dataclass

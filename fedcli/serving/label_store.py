@@ -27,8 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmodels.errors import ArchiveNotWritten, DataError
-from fedmodels.files import no_locks
-from fedmodels.guarded import Guarded
+from fedmodels.host.files import no_locks
+from fedmodels.host.guarded import Guarded
 from fedmodels.times import FEEDBACK_KEPT_S
 
 FILE = "served.db"

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedcli.data.own.new_inputs import read_by
-from fedcli.prediction import places_of
+from fedcli.predicting.prediction import places_of
 from fedcli.runtime.deployed import Deployed, Status
 from fedcli.runtime.sessions import SessionFile
 from fedmodels.errors import ArchiveError, DataError, FedtideError, reason_of
-from fedmodels.files import Stamp, stamp_of
-from fedmodels.guarded import Guarded
+from fedmodels.host.files import Stamp, stamp_of
+from fedmodels.host.guarded import Guarded
 from fedmodels.nets.trained import KEY, ModelFacts, TrainedModel
 from fedmodels.tensors.archive import PERSONAL, header_in
 

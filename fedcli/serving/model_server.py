@@ -27,7 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
-from fedcli.prediction import Predictions, predicted, predictions
+from fedcli.predicting.prediction import Predictions, predicted, predictions
 from fedcli.serving.api_description import BODIES, described
 from fedcli.serving.bodies import (
     KINDS,
@@ -50,10 +50,10 @@ from fedcli.serving.open_inference import (
 )
 from fedcli.serving.site import Site, TooFast, places_of
 from fedcli.serving.tokens import bearer
+from fedmodels.console.printable import json_text, printable
 from fedmodels.errors import ArchiveNotWritten, DataError, FedtideError, pip_line
-from fedmodels.http_server import HttpServer, Response
-from fedmodels.machine import cores
-from fedmodels.printable import json_text, printable
+from fedmodels.host.http_server import HttpServer, Response
+from fedmodels.host.machine import cores
 from fedmodels.times import ANSWER_S, BODY_S, LAST_ANSWERS_S, RETRY_AFTER_S
 
 JSON_KIND = "application/json"

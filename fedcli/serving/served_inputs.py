@@ -22,9 +22,9 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.serving.label_store import LabelStore
 from fedcli.serving.live_model import Loaded
 from fedmodels.config.transforms import channels_in
-from fedmodels.data_description import Normaliser
 from fedmodels.errors import DataError
-from fedmodels.guarded import Guarded
+from fedmodels.facts.data_description import Normaliser
+from fedmodels.host.guarded import Guarded
 from fedmodels.nets.trained import TrainedModel
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import MAX_EXAMPLES, Summary, Watched, moved

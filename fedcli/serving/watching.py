@@ -14,12 +14,12 @@ from fedcli.data.folders import TABLE_ENDS, is_foreign
 from fedcli.data.image_files import ENDS
 from fedcli.data.own.new_inputs import ARRAYS
 from fedcli.data.settled import Settled
-from fedcli.prediction import predictions, write_csv
+from fedcli.predicting.prediction import predictions, write_csv
 from fedcli.serving.live_model import LiveModel, Loaded, NoModelYet
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError, FedtideError, reason_of
-from fedmodels.files import write_atomically
-from fedmodels.machine import end_if_signalled
-from fedmodels.printable import printable
+from fedmodels.host.files import write_atomically
+from fedmodels.host.machine import end_if_signalled
 from fedmodels.times import FOLDER_LOOK_S
 
 ANSWER, REFUSAL = ".predictions.csv", ".error.txt"

@@ -31,8 +31,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
-from fedmodels.devices import to_device
 from fedmodels.errors import PayloadError
+from fedmodels.host.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.kept_copies import kept_copy

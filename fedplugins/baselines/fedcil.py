@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
-from fedmodels.devices import device_of, to_device
 from fedmodels.errors import PayloadError, TrainingFailed
+from fedmodels.host.devices import device_of, to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.generative import acgan

@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.host.devices import to_device
 
 COUPLINGS = 4
 MIN_SCALE = 1e-3

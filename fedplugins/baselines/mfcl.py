@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn.functional import conv2d, cross_entropy, mse_loss, pad
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet

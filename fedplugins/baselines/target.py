@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import NonNegative, Positive, PositiveCount
-from fedmodels.devices import to_device
 from fedmodels.errors import PayloadError
+from fedmodels.host.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet

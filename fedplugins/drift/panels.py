@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fedmodels.charts import Chart
+from fedmodels.console.charts import Chart
 from fedmodels.numerics.data_drift import DRIFT_PARTS
 from fedsrv.report.panels import cells_of
 from fedsrv.report.quantities import by_client

@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.facts.position import Interaction, Task
 from fedmodels.numerics import change
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import DRIFT_PARTS
 from fedmodels.numerics.data_drift_numbers import Words
-from fedmodels.position import Interaction, Task
 from fedplugins.drift.shared import said_of
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
 from fedsrv.engine.summary import Figures
-from fedsrv.events import EventLog
 from fedsrv.parts.changes import timelines_of
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import ClientRow, Record, of_parts
 from fedsrv.state.store import Store
 

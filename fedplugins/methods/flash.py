@@ -21,7 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmodels.config.bounds import MAX_COUNT, NonNegative, Positive
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import weights_of

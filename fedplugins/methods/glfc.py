@@ -31,8 +31,8 @@ from torch.nn.functional import (
 )
 
 from fedmodels.config.bounds import Count, NonNegative, Positive, PositiveCount
-from fedmodels.devices import to_device
 from fedmodels.errors import PayloadError
+from fedmodels.host.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import SplitNet, embed

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedmodels.config.bounds import Count, NonNegative, Positive
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.methods import register
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets.split import load_weights

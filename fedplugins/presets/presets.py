@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedmodels.config.presets import FOLDERS, preset_file, preset_files
 from fedmodels.errors import ConfigError
-from fedmodels.files import write_new
+from fedmodels.host.files import write_new
 
 SCHEMA_LINE = "#:schema ../fedtide.schema.json\n"
 """For editors, beside the presets' folders: the first line of each."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedmodels.options import AsRows, Config, Sets, show
+from fedmodels.console.options import AsRows, Config, Sets, show
 from fedsrv.commands.watching import Authority, Cert, Key, Revoked
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def submit(
 
     Over the network that takes an operator's certificate, and a config that names no files.
     """
-    from fedmodels.config_file import read_experiment
+    from fedmodels.facts.config_file import read_experiment
     from fedplugins.queues.run_queue import submit as put
 
     experiment, called = read_experiment(config, sets or ()), name or config.stem

@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedmodels.errors import RunFailed
-from fedmodels.guarded import Guarded
-from fedmodels.machine import cores, free_bytes
+from fedmodels.host.guarded import Guarded
+from fedmodels.host.machine import cores, free_bytes
 from fedmodels.times import QUEUE_LOOK_S
 from fedpb.channels import host_of, is_socket, place_after
 from fedplugins.queues.run_queue import QueuedRun, next_runs, runs_of
 from fedplugins.queues.served_run import ServedRun
 from fedsrv.commands.watchers import Follow
-from fedsrv.events import HAS_FAILED, Event
+from fedsrv.progress.events import HAS_FAILED, Event
 from fedsrv.state.run_directory import is_vacant, refuse_in_use
 
 ROOM_BYTES = 1 << 30

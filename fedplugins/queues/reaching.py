@@ -12,7 +12,7 @@ from fedmodels.times import CONNECT_S, SUBMIT_S
 from fedpb.tables import table_of
 from fedpb.v1 import front_pb2 as pb
 from fedsrv.identity.tls import ChannelCredentials
-from fedsrv.watching import ask_front
+from fedsrv.progress.watching import ask_front
 
 
 class QueueAt:

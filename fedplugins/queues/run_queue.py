@@ -28,7 +28,7 @@ import tomli_w
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import with_whole_places
 from fedmodels.errors import ArchiveError, ConfigError, reason_of
-from fedmodels.files import write_atomically, write_once
+from fedmodels.host.files import write_atomically, write_once
 from fedsrv.state.run_directory import is_vacant
 
 State = Literal["waiting", "running", "skipped", "over", "failed", "withdrawn"]

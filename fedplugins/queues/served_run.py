@@ -13,14 +13,14 @@ from typing import IO
 
 import psutil
 
-from fedmodels.guarded import Guarded
-from fedmodels.printable import printable
-from fedmodels.processes import Popen, program
-from fedmodels.staying import pauses
+from fedmodels.console.printable import printable
+from fedmodels.host.guarded import Guarded
+from fedmodels.host.processes import Popen, program
+from fedmodels.host.staying import pauses
 from fedmodels.times import RUN_LEAVING_S
 from fedplugins.queues.run_queue import QueuedRun
-from fedsrv.event_lines import EventFormatter, level_of
-from fedsrv.events import Event, Hear
+from fedsrv.progress.event_lines import EventFormatter, level_of
+from fedsrv.progress.events import Event, Hear
 
 MOST_KILLS = 5
 """After so many ends in a row by a signal, without a commit in between, a run has failed."""

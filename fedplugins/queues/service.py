@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError, RunFailed
-from fedmodels.printable import printable
 from fedpb import FRONT, PROTOCOL, SERVICE
 from fedpb.channels import place_after
 from fedpb.v1 import coordinator_pb2 as rpc

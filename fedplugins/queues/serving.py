@@ -30,8 +30,8 @@ def serve_all(queue: Path, context: typer.Context, watched: Mapping[str, str]) -
         RunFailed: another process serves the queue, or the address is not free.
         SystemExit: SIGTERM came.
     """
-    from fedmodels.machine import end_on_sigterm
-    from fedmodels.options import words_of
+    from fedmodels.console.options import words_of
+    from fedmodels.host.machine import end_on_sigterm
     from fedplugins.queues.front import Front
     from fedplugins.queues.service import FrontService
     from fedsrv.commands.watchers import asked_for, watchers

@@ -12,9 +12,9 @@ import sys
 from pathlib import Path
 
 from fedmodels.config.sent import without_places
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
-from fedmodels.printable import printable
-from fedmodels.processes import program
+from fedmodels.host.processes import program
 from fedmodels.times import SUBMIT_S
 from fedpb.v1 import front_pb2 as pb
 from fedplugins.queues.run_queue import submit
@@ -27,7 +27,7 @@ def put(request: pb.SubmitRunRequest, queue: Path) -> str:
         ConfigError: its config is no good or names files, which could be code.
         PayloadError: it is no table.
     """
-    from fedmodels.resolution import experiment_of
+    from fedmodels.facts.resolution import experiment_of
     from fedpb.tables import values_of
 
     values = values_of(request.config)

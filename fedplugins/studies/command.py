@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedmodels.commands import forget_options
+from fedmodels.console.commands import forget_options
+from fedmodels.console.log_lines import LogLevel
+from fedmodels.console.options import AsJson, Level, Quiet, Sets
+from fedmodels.console.printable import event_of, json_text
 from fedmodels.errors import ConfigError
-from fedmodels.log_lines import LogLevel
-from fedmodels.options import AsJson, Level, Quiet, Sets
-from fedmodels.printable import event_of, json_text
 from fedsrv.commands.options import set_up
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def sweep(
     forget_options()
     from rich.console import Console
 
-    from fedmodels.log_lines import outlive_readers
+    from fedmodels.console.log_lines import outlive_readers
     from fedplugins.studies.plan import Sweep
     from fedplugins.studies.sweeping import run_sweep
 

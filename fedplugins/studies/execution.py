@@ -15,8 +15,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from fedmodels.errors import Interrupted, RunStopped, reason_of
-from fedmodels.files import write_atomically
-from fedmodels.processes import end_with_parent
+from fedmodels.host.files import write_atomically
+from fedmodels.host.processes import end_with_parent
 from fedmodels.times import POLL_S
 from fedplugins.studies.plan import PlannedRun
 from fedsrv.state.run_directory import may_hold_a_run

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.methods import make
 from fedmodels.methods.local import Local
 from fedmodels.training.stepped import Phase, Stepped

@@ -21,8 +21,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.numerics.metric_tables import metric, with_population
 from fedplugins.studies.fairness import fairness
 from fedplugins.studies.plan import Cell, PlannedRun, Sweep

@@ -18,8 +18,8 @@ from fedmodels.config.changes import difference
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.faults import fault_of
 from fedmodels.config.presets import config_file, preset_file
-from fedmodels.config_file import override, parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, reason_of, suggestion
+from fedmodels.facts.config_file import override, parse_experiment
 
 Number = int | float
 SEARCHED = ("training", "server_optimizer", "method", "net", "compression")

@@ -19,14 +19,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedmodels.guarded import Guarded
-from fedmodels.printable import duration, printable
+from fedmodels.console.printable import duration, printable
+from fedmodels.host.guarded import Guarded
 from fedmodels.times import LOGS_LOOK_S, SAID_EVERY_S
 from fedplugins.studies.execution import Say
 from fedplugins.studies.plan import PlannedRun
-from fedsrv.event_lines import committed_in
-from fedsrv.events import Event
-from fedsrv.run_status import Pace
+from fedsrv.progress.event_lines import committed_in
+from fedsrv.progress.events import Event
+from fedsrv.progress.run_status import Pace
 
 MAX_SHOWN = 16
 """Runs under way that are shown by name; the others are counted."""

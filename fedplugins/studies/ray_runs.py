@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.processes import Box, next_said
+from fedmodels.host.processes import Box, next_said
 from fedplugins.studies.execution import Call, Each, Grave, Resources, RunCommand, Say
 from fedplugins.studies.plan import Cell, PlannedRun
-from fedsrv.ray_cluster import RayCluster, lacking
+from fedsrv.ray.ray_cluster import RayCluster, lacking
 
 MAX_STARTS = 4
 """How often one run is started at most, where its node dies."""

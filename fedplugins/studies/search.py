@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
-from fedmodels.files import write_atomically
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.host.files import write_atomically
 from fedmodels.numerics.randomness import derive_seed
 from fedplugins.studies.execution import Grave, RunCommand, Say, deal_out
 from fedplugins.studies.plan import PlannedRun, Range, Search, Sweep, plan

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, RunFailed, pip_line
-from fedmodels.machine import set_by_sigterm
+from fedmodels.host.machine import set_by_sigterm
 from fedmodels.times import JOBS_LOOK_S, SLURM_ANSWER_S, SLURM_ASK_S
 from fedplugins.studies.execution import Call, Each, Grave, Resources, Say
 from fedplugins.studies.plan import PlannedRun

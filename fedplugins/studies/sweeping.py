@@ -17,9 +17,9 @@ from statistics import fmean
 
 from rich.console import Console
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
-from fedmodels.files import write_atomically
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.host.files import write_atomically
 from fedmodels.numerics.metric_tables import metric
 from fedplugins.studies.columns import Watch, check_names, faults
 from fedplugins.studies.execution import Call, Each, Grave, Say, execute
@@ -37,7 +37,7 @@ from fedplugins.studies.progress import SweepProgress
 from fedplugins.studies.ray_runs import ray_runs
 from fedplugins.studies.slurm import slurm_jobs
 from fedplugins.studies.tables import draw, page, section_of, write_csv
-from fedsrv.ray_cluster import RAY, address_in
+from fedsrv.ray.ray_cluster import RAY, address_in
 from fedsrv.report.comparison import headline, least_of
 from fedsrv.report.frame import SeedGroup, group_runs
 from fedsrv.report.tables import write_html

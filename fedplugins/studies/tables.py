@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
-from fedmodels.charts import Chart, Spread, document
-from fedmodels.files import replacing, write_atomically
+from fedmodels.console.charts import Chart, Spread, document
+from fedmodels.host.files import replacing, write_atomically
 from fedplugins.studies.outcome import Outcome, unit_of
 from fedplugins.studies.plan import Cell
 from fedsrv.report import panels

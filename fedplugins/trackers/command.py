@@ -28,8 +28,8 @@ def track(
     For a tracker that was too slow, failed, or was not asked for. A run that is resumed does it
     by itself.
     """
-    from fedmodels.config_file import read_experiment
     from fedmodels.errors import ConfigError, suggestion
+    from fedmodels.facts.config_file import read_experiment
     from fedplugins.trackers.trackers import TRACKERS, send, wanted
     from fedsrv.state.run_directory import reading, refuse_in_use
 

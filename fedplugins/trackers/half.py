@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedmodels.config.experiment import Experiment
 from fedplugins.trackers.trackers import check_installed, track
 from fedsrv.engine.server_part import ServerPart
-from fedsrv.events import Ending
+from fedsrv.progress.events import Ending
 
 
 class Trackers(ServerPart):

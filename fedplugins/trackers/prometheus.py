@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, pip_line
-from fedmodels.guarded import Guarded
-from fedmodels.http_server import PageServer, Response
-from fedsrv.events import HAS_FAILED, Ending, Event, EventLog, Hear
-from fedsrv.run_status import RunStatus
+from fedmodels.host.guarded import Guarded
+from fedmodels.host.http_server import PageServer, Response
+from fedsrv.progress.events import HAS_FAILED, Ending, Event, EventLog, Hear
+from fedsrv.progress.run_status import RunStatus
 
 PLACES = frozenset({"commit", "finished", "growth", "resting", "resumed", "rollback"})
 """Kinds of events after which a run stands elsewhere, or has another length."""

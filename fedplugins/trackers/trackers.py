@@ -23,15 +23,15 @@ from textwrap import shorten
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.console.printable import without_passwords
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError, pip_line
-from fedmodels.files import read_regular, write_atomically
-from fedmodels.printable import without_passwords
+from fedmodels.host.files import read_regular, write_atomically
 from fedmodels.times import CLOSE_S
 from fedplugins.trackers.table import tracking_of
-from fedsrv.events import Ending, Event, EventLog
+from fedsrv.progress.events import Ending, Event, EventLog
 from fedsrv.report.tables import write_html
 from fedsrv.state.run_record import leaves_of, numbers, read_run, table
-from fedsrv.trained_models import global_model
+from fedsrv.trained.trained_models import global_model
 
 log = logging.getLogger(__name__)
 

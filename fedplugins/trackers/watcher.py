@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fedsrv.commands.watchers import Follow, Watcher
 
 if TYPE_CHECKING:
-    from fedsrv.events import Ending, EventLog
+    from fedsrv.progress.events import Ending, EventLog
 
 
 def _export(events: EventLog, run: Path, host: str, port: int, allowed: tuple[str, ...]) -> Ending:

@@ -25,8 +25,8 @@ def audit(
 
     Ends with 1 and a line if something was changed, removed or moved.
     """
+    from fedmodels.console.printable import json_text
     from fedmodels.errors import ArchiveError
-    from fedmodels.printable import json_text
     from fedsrv.state.audit import AUDIT, Broken, read, text_of
     from fedsrv.state.verification import verified, verified_log
 

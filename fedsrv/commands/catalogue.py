@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedmodels.console.options import AsRows, show
 from fedmodels.errors import ConfigError
-from fedmodels.options import AsRows, show
 
 
 def _methods(begun: str) -> list[str]:
@@ -36,7 +36,7 @@ def methods(
     as_json: AsRows = False,
 ) -> None:
     """List every method; with NAME its hyper-parameters, defaults and paper."""
-    from fedsrv.catalogue import method_table, methods_table
+    from fedsrv.reference.catalogue import method_table, methods_table
 
     show(method_table(name) if name else methods_table(), as_json)
 
@@ -51,7 +51,7 @@ def nets(
     as_json: AsRows = False,
 ) -> None:
     """List every net with its size; with NAME its options, defaults and source."""
-    from fedsrv.net_catalogue import net_table, nets_markdown, nets_table
+    from fedsrv.reference.net_catalogue import net_table, nets_markdown, nets_table
 
     _check_one(markdown, as_json)
     if markdown:
@@ -62,14 +62,14 @@ def nets(
 
 def schema() -> None:
     """Write the JSON Schema of a config, by which editors complete and check a TOML file."""
-    from fedsrv.config_schema import config_schema
+    from fedsrv.reference.config_schema import config_schema
 
     typer.echo(json.dumps(config_schema(), indent=1))
 
 
 def plugins(as_json: AsRows = False) -> None:
     """List what is installed beside the core, and what it adds."""
-    from fedsrv.catalogue import plugins_table
+    from fedsrv.reference.catalogue import plugins_table
 
     show(plugins_table(), as_json)
 
@@ -85,7 +85,7 @@ def metrics(
     as_json: AsRows = False,
 ) -> None:
     """Explain each metric of a report: formula, range, direction and paper."""
-    from fedsrv.catalogue import metrics_markdown, metrics_table
+    from fedsrv.reference.catalogue import metrics_markdown, metrics_table
 
     _check_one(markdown, as_json)
     if markdown:

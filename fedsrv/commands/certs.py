@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedmodels.options import CommandGroup
+from fedmodels.console.options import CommandGroup
 from fedsrv.commands.options import Place
 
 certs_app = typer.Typer(
@@ -126,9 +126,9 @@ def certs_withdraw(
 def certs_serve(directory: AuthorityDir = Path("certs"), listen: Place = "127.0.0.1:50050") -> None:
     """Give certificates to whoever is invited, where the authority's key lies, until Ctrl-C."""
     from fedmodels.config.places import check_address
+    from fedmodels.console.log_lines import LogLevel, set_up_logging
     from fedmodels.errors import Interrupted
-    from fedmodels.log_lines import LogLevel, set_up_logging
-    from fedmodels.machine import end_on_sigterm
+    from fedmodels.host.machine import end_on_sigterm
     from fedsrv.identity.enrolment import start_enrolling
 
     set_up_logging(LogLevel.INFO)

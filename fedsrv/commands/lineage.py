@@ -17,7 +17,7 @@ def lineage(
     as_json: Annotated[bool, typer.Option("--json", help="One object with all of it.")] = False,
 ) -> None:
     """Show who added which tasks, and how many rows, to each version of the model."""
-    from fedmodels.printable import json_text
+    from fedmodels.console.printable import json_text
     from fedsrv.state.lineage import lineage_of, lines_of, origin_lines
 
     found = lineage_of(run)

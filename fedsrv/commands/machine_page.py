@@ -19,9 +19,9 @@ from pathlib import Path
 
 import psutil
 
-from fedmodels.commands import PREFIXES
-from fedmodels.machine import cores, free_bytes
-from fedmodels.printable import bytes_text, without_passwords
+from fedmodels.console.commands import PREFIXES
+from fedmodels.console.printable import bytes_text, without_passwords
+from fedmodels.host.machine import cores, free_bytes
 from fedmodels.times import DOCTOR_S
 from fedpb.unreachable import EXCEPTIONS, PROXIES
 

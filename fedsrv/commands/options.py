@@ -10,8 +10,8 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from fedmodels.log_lines import LogLevel, set_up_logging
-from fedmodels.machine import require_linux
+from fedmodels.console.log_lines import LogLevel, set_up_logging
+from fedmodels.host.machine import require_linux
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ def set_up(quiet: bool, log_level: LogLevel, as_json: bool) -> LogLevel:
     level = LogLevel.WARNING if quiet else log_level
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(level, as_json=as_json)
-    from fedmodels.machine import keep_large_blocks
+    from fedmodels.host.machine import keep_large_blocks
 
     keep_large_blocks()
     return level

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import typer
 
+from fedmodels.console.log_lines import LogLevel
+from fedmodels.console.options import AsJson, Level, Quiet
 from fedmodels.errors import ConfigError
-from fedmodels.log_lines import LogLevel
-from fedmodels.machine import end_on_sigterm
-from fedmodels.options import AsJson, Level, Quiet
+from fedmodels.host.machine import end_on_sigterm
 from fedsrv.commands import options
 
 log = logging.getLogger("fedsrv")
@@ -62,9 +62,9 @@ def relay(
     from fedmodels.config.places import check_address
     from fedpb.channels import place_after
     from fedpb.server_check import ServerCheck
-    from fedsrv.event_lines import EventPrinter
     from fedsrv.identity.listen import Listen
     from fedsrv.identity.tls import caller_credentials
+    from fedsrv.progress.event_lines import EventPrinter
     from fedsrv.relay.kept_log import kept_lists
     from fedsrv.relay.relaying import RunGone, Upstream, serve_relay
     from fedsrv.relay.staying import Ready, places_behind, relay_runs

@@ -16,7 +16,7 @@ from fedmodels.errors import ConfigError
 from fedmodels.plugins import usable
 
 if TYPE_CHECKING:
-    from fedsrv.events import Ending, Event, EventLog
+    from fedsrv.progress.events import Ending, Event, EventLog
 
 
 Follow = Callable[[str, Path | None], Callable[["Event"], object]]

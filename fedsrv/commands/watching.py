@@ -12,8 +12,8 @@ import typer
 
 if TYPE_CHECKING:
     from fedpb.v1.coordinator_pb2 import ClassOf
-    from fedsrv.events import Event
     from fedsrv.identity.tls import ChannelCredentials
+    from fedsrv.progress.events import Event
 
 watching_app = typer.Typer()
 
@@ -71,8 +71,8 @@ def status(
     crl: Revoked = None,
 ) -> None:
     """Show where a run stands: commits, scores, clients, what it waits for; or a queue's runs."""
-    from fedmodels.printable import json_text
-    from fedsrv.run_status import RunStatus
+    from fedmodels.console.printable import json_text
+    from fedsrv.progress.run_status import RunStatus
 
     if Path(server).is_dir():
         found = RunStatus.of_directory(Path(server))
@@ -104,7 +104,7 @@ def watch(
     Ends with 0 if the run has finished, else with 1 and a line that says why.
     """
     from fedmodels.errors import RunFailed
-    from fedsrv.event_lines import ENDED, EventFormatter, level_of
+    from fedsrv.progress.event_lines import ENDED, EventFormatter, level_of
 
     formatter, finished = EventFormatter(), False
     why = f"{server} ended without a word of why; fedsrv serve's last line may say more"
@@ -127,7 +127,7 @@ def health(
     crl: Revoked = None,
 ) -> None:
     """Exit with 0 if a coordinator serves; for probes of containers."""
-    from fedsrv.watching import check_health
+    from fedsrv.progress.watching import check_health
 
     check_health(server, credentials_of(server, ca, cert, key, crl))
 
@@ -208,8 +208,8 @@ def classes(
 
     Sites may go on calling a class as they did: the run knows its earlier names.
     """
-    from fedmodels.printable import json_text, printable
-    from fedmodels.run_classes import ClassChange
+    from fedmodels.console.printable import json_text, printable
+    from fedmodels.facts.run_classes import ClassChange
 
     if rename is not None and merge is not None:
         raise typer.BadParameter("--rename and --merge are two commands: the first one first")
@@ -248,10 +248,10 @@ def close(
 
 def _queued(server: str, credentials: ChannelCredentials | None) -> list[dict[str, str]] | None:
     """Return the runs of a queue by the address of its front; None of one run's coordinator."""
-    from fedmodels.printable import printable
+    from fedmodels.console.printable import printable
     from fedpb.channels import place_after
     from fedpb.v1 import front_pb2 as pb
-    from fedsrv.watching import ask_front
+    from fedsrv.progress.watching import ask_front
 
     answer = ask_front(server, credentials, "ListRuns", pb.ListRunsRequest(), pb.ListRunsResponse)
     return answer and [
@@ -287,7 +287,7 @@ def _steer(
     **wanted: Any,
 ) -> Sequence[ClassOf]:
     """Tell a coordinator what an operator wants; return the classes that it tells of."""
-    from fedsrv.watching import steer
+    from fedsrv.progress.watching import steer
 
     return steer(server, credentials_of(server, ca, cert, key, crl), **wanted)
 
@@ -301,6 +301,6 @@ def _events(
     seconds: float | None,
 ) -> Iterator[Event]:
     """Yield what a coordinator tells a watcher."""
-    from fedsrv.watching import watched
+    from fedsrv.progress.watching import watched
 
     return watched(server, credentials_of(server, ca, cert, key, crl), seconds)

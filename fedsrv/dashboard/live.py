@@ -22,14 +22,15 @@ from pathlib import Path
 import jinja2
 import numpy as np
 
-from fedmodels.charts import Chart, Spread, svg
+from fedmodels.console.charts import Chart, Spread, svg
+from fedmodels.console.printable import Unit, bytes_text, duration, json_text, printable, text_of
 from fedmodels.errors import ConfigError, FedtideError
-from fedmodels.guarded import Guarded
-from fedmodels.http_server import POLICY, PageServer, Response
+from fedmodels.host.guarded import Guarded
+from fedmodels.host.http_server import POLICY, PageServer, Response
 from fedmodels.numerics.metric_tables import metric
-from fedmodels.printable import Unit, bytes_text, duration, json_text, printable, text_of
 from fedmodels.times import FRESH_S, LAST_LOOK_S, WATCHED_S
-from fedsrv.events import Ending, Event, EventLog, Hear
+from fedsrv.progress.events import Ending, Event, EventLog, Hear
+from fedsrv.progress.run_status import SHOWN, RunStatus, by_number, last_place, place_text
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
 from fedsrv.report.frame import group_runs
@@ -46,7 +47,6 @@ from fedsrv.report.panels import (
 from fedsrv.report.quantities import view_name
 from fedsrv.report.sites import sites_table
 from fedsrv.report.table import Name, Table
-from fedsrv.run_status import SHOWN, RunStatus, by_number, last_place, place_text
 from fedsrv.state.run_record import RunRecord, read_run
 
 log = logging.getLogger(__name__)

@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fedmodels.class_names import composed
 from fedmodels.config.bounds import DETAILS, CountDetail
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, placeless
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
-from fedmodels.guarded import Guarded
-from fedmodels.printable import printable
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.class_names import composed
+from fedmodels.facts.run_classes import RunClasses
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors.bundle import EVALUATOR, ClientId, Problem
 from fedsrv.engine.client_profile import Profile
 

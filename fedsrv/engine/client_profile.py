@@ -13,10 +13,10 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from fedmodels.data_description import ClientFile, ProblemFile, first_fault
+from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError
-from fedmodels.printable import printable
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.data_description import ClientFile, ProblemFile, first_fault
+from fedmodels.facts.run_classes import RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 
 MAX_LETTERS = 60

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
-from fedmodels.position import Interaction, Round
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.position import Interaction, Round
+from fedmodels.facts.run_classes import RunClasses
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Measured, TrainingBase

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any, Self
 
-from fedmodels.guarded import Guarded
+from fedmodels.facts.position import NONE_YET, Interaction
+from fedmodels.host.guarded import Guarded
 from fedmodels.numerics.metric_names import DEFINITIONS
-from fedmodels.position import NONE_YET, Interaction
 from fedmodels.training.asked import local_view
 from fedmodels.training.contexts import ServerState
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -33,7 +33,7 @@ from fedsrv.engine.scores import (
     round_metrics,
 )
 from fedsrv.engine.server_part import ServerPart
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.history import History
 from fedsrv.state.record import Record, Traffic, scored_in, trained_in
 from fedsrv.state.store import Store

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedmodels.printable import bytes_text
+from fedmodels.console.printable import bytes_text
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import ServerState

@@ -15,9 +15,9 @@ import numpy as np
 from torch import Tensor
 
 from fedmodels.errors import RunFailed
+from fedmodels.facts.position import Interaction, Round
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.numerics.metrics import frequency_groups
-from fedmodels.position import Interaction, Round
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.asked import keeps_state, local_view

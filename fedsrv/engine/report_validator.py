@@ -20,10 +20,10 @@ import torch
 
 from fedmodels.config.combinations import TOLD
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.guarded import Guarded
+from fedmodels.facts.position import Interaction
+from fedmodels.host.guarded import Guarded
 from fedmodels.numerics.metric_names import OF_UPLOADS
 from fedmodels.numerics.metrics import VALIDATION
-from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.tensors.declared_counts import DeclaredCounts, check_examples
 from fedmodels.training.asked import reads_history, reported

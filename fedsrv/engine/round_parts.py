@@ -14,8 +14,8 @@ from typing import Any
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError
+from fedmodels.facts.position import Interaction
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.position import Interaction
 from fedmodels.tensors.aggregation_rule import MEAN, Facts
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId, state_digest
 from fedmodels.tensors.uploads import Uploads

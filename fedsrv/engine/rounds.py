@@ -8,9 +8,9 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, RunFailed, TooFewClients
-from fedmodels.machine import give_back_free_pages
+from fedmodels.facts.position import Interaction
+from fedmodels.host.machine import give_back_free_pages
 from fedmodels.methods import make
-from fedmodels.position import Interaction
 from fedmodels.tensors.packed_weights import forget_free_blocks
 from fedsrv.engine.cohort import Cohort, StateLost
 from fedsrv.engine.commits import Commits
@@ -20,7 +20,7 @@ from fedsrv.engine.round_parts import RoundParts
 from fedsrv.engine.schedule import Step, end_before
 from fedsrv.engine.scores import Scores
 from fedsrv.engine.server_part import CurrentInteraction, ServerPart, Timetable, WholeCohort
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 
 

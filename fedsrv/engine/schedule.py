@@ -10,8 +10,8 @@ import numpy as np
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.position import Interaction, Round, Stage, Task
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.position import Interaction, Round, Stage, Task
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.contexts import Position
 
@@ -145,7 +145,7 @@ def _visits(
     schedule, size = experiment.schedule, experiment.cohort_size + experiment.schedule.over_select
     attends: Callable[[int, Round], bool] | None = None
     if schedule.availability is not None:
-        attends = part_at("fedsrv.availability:attendance")(experiment)
+        attends = part_at("fedsrv.engine.availability:attendance")(experiment)
 
     def drawn(round: Round, candidates: Sequence[int], size: int) -> tuple[int, ...]:
         there = candidates

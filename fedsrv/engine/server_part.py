@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.position import Interaction, Round
+from fedmodels.facts.position import Interaction, Round
 from fedmodels.tensors.aggregation_rule import AggregationRule
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.differences import Norms
@@ -28,7 +28,7 @@ from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.summary import Figures
-from fedsrv.events import Ending, EventLog
+from fedsrv.progress.events import Ending, EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmodels.code_names import short_name
 from fedmodels.config.experiment import Experiment
+from fedmodels.facts.position import Stage, Task
 from fedmodels.numerics.metric_names import (
     BEST,
     CHOSEN,
@@ -25,7 +25,7 @@ from fedmodels.numerics.metrics import (
     chosen,
     forgetting,
 )
-from fedmodels.position import Stage, Task
+from fedmodels.own.code_names import short_name
 from fedmodels.tensors.bundle import EVALUATOR
 from fedmodels.training.fault import line_of
 from fedsrv.state.record import ClientRow, Record

@@ -13,8 +13,8 @@ from pathlib import Path
 import grpc
 from cryptography import x509
 
-from fedmodels.client_ids import ClientId
-from fedmodels.guarded import Guarded
+from fedmodels.facts.client_ids import ClientId
+from fedmodels.host.guarded import Guarded
 from fedpb.identities import RELAY, covers, role_of
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.pem import authorities_of, end_of, ends_of, identities_of

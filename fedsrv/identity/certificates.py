@@ -23,8 +23,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedmodels.errors import ConfigError, reason_of
-from fedmodels.files import write_atomically, write_new
-from fedmodels.line_file import append_lines
+from fedmodels.host.files import write_atomically, write_new
+from fedmodels.host.line_file import append_lines
 from fedpb.identities import RELAY, SCHEME, SERVER, SERVER_URI, role_of, without
 from fedpb.pem import check_dates, identities_of
 from fedpb.revocation import REVOKED, number_of, read_lists

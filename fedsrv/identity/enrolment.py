@@ -24,8 +24,8 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.printable import printable
 from fedpb.invitation import ENROLMENT_SERVICE, SECRET_BYTES, Invitation
 from fedpb.pem import uris_of
 from fedpb.v1 import enrolment_pb2 as rpc

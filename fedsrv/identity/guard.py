@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from fedmodels.client_ids import ClientId
+from fedmodels.facts.client_ids import ClientId
 
 
 class NotYours(Exception):

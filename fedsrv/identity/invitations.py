@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError
-from fedmodels.files import no_locks, replacing, wait_for_lock
+from fedmodels.host.files import no_locks, replacing, wait_for_lock
 from fedpb.identities import without
 from fedsrv.identity.roles import identity_uri
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
-from fedmodels.client_ids import EVALUATOR
 from fedmodels.errors import ConfigError
+from fedmodels.facts.client_ids import EVALUATOR
 from fedpb.identities import (
     CLIENT,
     IDS,

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import grpc
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError
-from fedmodels.guarded import Guarded
-from fedmodels.printable import printable
+from fedmodels.host.guarded import Guarded
 from fedpb.channels import channel_options
 from fedpb.pem import caller_pems, check_authority, check_pair, read_pem
 from fedpb.unreachable import clearest, distrust, meaning_of_failure, why_unreachable

@@ -22,8 +22,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from fedmodels.log_lines import LogLevel, set_up_logging
-from fedmodels.processes import end_with_parent
+from fedmodels.console.log_lines import LogLevel, set_up_logging
+from fedmodels.host.processes import end_with_parent
 
 
 def open_standard_streams() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin, data_and_scenario
-from fedmodels.data_description import ClientFile, ProblemFile, read_file
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError, reason_of
+from fedmodels.facts.data_description import ClientFile, ProblemFile, read_file
 from fedmodels.methods import make
-from fedmodels.printable import printable
 from fedmodels.training.asked import keeps_state
 from fedmodels.training.fault import name_faults
 from fedmodels.training.run import RunFacts

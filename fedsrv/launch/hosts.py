@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fedmodels.config.places import gpu_of
-from fedmodels.machine import cores, free_bytes
-from fedmodels.processes import Box, Child, started
+from fedmodels.host.machine import cores, free_bytes
+from fedmodels.host.processes import Box, Child, started
 from fedsrv.launch.forked import fork_hosts
 from fedsrv.launch.gpus import Look
 from fedsrv.launch.layout import Crowd, Machine, layout

@@ -16,11 +16,10 @@ from pathlib import Path
 
 import tomli_w
 
-from fedmodels.code_names import is_own
 from fedmodels.config.changes import another_config, forbidden_changes
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.places import gpu_of
-from fedmodels.config_file import parse_experiment
+from fedmodels.console.log_lines import LogLevel
 from fedmodels.errors import (
     ConfigError,
     DataError,
@@ -29,13 +28,13 @@ from fedmodels.errors import (
     RunStopped,
     SetOut,
 )
-from fedmodels.log_lines import LogLevel
-from fedmodels.processes import Box, Child, ProcessLine, next_said, started
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.host.processes import Box, Child, ProcessLine, next_said, started
+from fedmodels.own.code_names import is_own
 from fedmodels.tensors.bundle import EVALUATOR
 from fedmodels.times import CLIENTS_LEAVING_S
 from fedmodels.training.asked import AHEAD
 from fedsrv import parts
-from fedsrv.events import HAS_FAILED, Event
 from fedsrv.launch.forked import (
     fork_coordinator,
     fork_fedcli,
@@ -47,7 +46,8 @@ from fedsrv.launch.hosts import FORECAST, Hosts, Joining, LocalHosts, error_in, 
 from fedsrv.launch.layout import Crowd
 from fedsrv.launch.progress import PlainLines, display_of
 from fedsrv.parts.server_data import check_given
-from fedsrv.ray_cluster import RayPlace
+from fedsrv.progress.events import HAS_FAILED, Event
+from fedsrv.ray.ray_cluster import RayPlace
 from fedsrv.report.tables import PageNotWritten, write_page
 from fedsrv.state.run_directory import (
     beginning,
@@ -116,7 +116,7 @@ def launch(
     else:
         refuse_existing(out)
     if experiment.net.begin_from is not None:
-        from fedsrv.begin_from import begun
+        from fedsrv.trained.begin_from import begun
 
         experiment = begun(experiment, out)
     check_start(experiment, data, held, device)

@@ -13,12 +13,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fedmodels.printable import printable
+from fedmodels.console.printable import printable
 from fedmodels.tensors.bundle import EVALUATOR
-from fedsrv.event_lines import FREQUENT, EventFormatter, level_of
-from fedsrv.events import DONE, Event
+from fedsrv.progress.event_lines import FREQUENT, EventFormatter, level_of
+from fedsrv.progress.events import DONE, Event
+from fedsrv.progress.run_status import RunStatus, by_number, scores_text
 from fedsrv.report.tables import final_table
-from fedsrv.run_status import RunStatus, by_number, scores_text
 from fedsrv.state.run_record import RunRecord
 
 MAX_CLIENTS = 16

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.processes import Box
+from fedmodels.host.processes import Box
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.channels import is_loopback
 from fedpb.identities import SERVER
@@ -20,7 +20,7 @@ from fedsrv.identity.certificates import init_authority, issue
 from fedsrv.launch.hosts import Joining
 from fedsrv.launch.layout import Crowd
 from fedsrv.launch.remote_host import Dealing, HostInstructions, remote_host
-from fedsrv.ray_cluster import RAY, RayCluster, RayPlace
+from fedsrv.ray.ray_cluster import RAY, RayCluster, RayPlace
 
 
 class RayHosts:

@@ -19,8 +19,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
-from fedmodels.files import no_locks, wait_for_lock
-from fedmodels.processes import Box, Child, ProcessLine, started
+from fedmodels.host.files import no_locks, wait_for_lock
+from fedmodels.host.processes import Box, Child, ProcessLine, started
 from fedpb.unreachable import EXCEPTIONS
 
 

@@ -17,7 +17,7 @@ from fedmodels.training.contexts import ServerData
 from fedmodels.training.optimizer import check_training
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.server_part import ServerPart
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 
 
@@ -30,7 +30,7 @@ def check(experiment: Experiment, *, certified: bool = False) -> None:
         part_at("fedpb.zstd:check_installed")()
     check_training(experiment)
     if experiment.schedule.availability is not None:
-        part_at("fedsrv.availability:read_availability")(experiment)
+        part_at("fedsrv.engine.availability:read_availability")(experiment)
     for part in halves_of(experiment, "server"):
         part.check(experiment, certified=certified)
 
@@ -52,7 +52,7 @@ def with_digests(experiment: Experiment) -> Experiment:
         pin_weights = part_at("fedmodels.training.initial_weights:pin_weights")
         experiment = pin_weights(experiment)
     if experiment.schedule.availability is not None:
-        experiment = part_at("fedsrv.availability:with_digest")(experiment)
+        experiment = part_at("fedsrv.engine.availability:with_digest")(experiment)
     return experiment
 
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmodels.errors import ConfigError
-from fedsrv.begin_from import beginning_of
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
+from fedsrv.trained.begin_from import beginning_of
 
 
 class Beginning(ServerPart):

@@ -23,8 +23,8 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, RunFailed, reason_of
+from fedmodels.facts.position import Interaction
 from fedmodels.methods import make
-from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.differences import Norms

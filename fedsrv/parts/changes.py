@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 
 from fedmodels.config.experiment import Experiment
+from fedmodels.facts.position import Round, Task
 from fedmodels.numerics import change
-from fedmodels.position import Round, Task
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.engine.summary import Figures, by_task, has_tasks, is_scored_in
 from fedsrv.state.record import ClientRow, Record

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
-from fedmodels.position import Task
+from fedmodels.facts.position import Task
 from fedmodels.privacy.coverage import assumptions, check_allowed
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.training.private_steps import SPENT, check_hides_examples
@@ -25,8 +25,8 @@ from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, end_before
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart, Settle
-from fedsrv.events import EventLog
 from fedsrv.parts.private_rounds import rule_of_noise, told
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import Record, of_parts, trained_in
 from fedsrv.state.store import Store
 

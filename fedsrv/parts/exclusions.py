@@ -13,11 +13,11 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import PayloadError
-from fedmodels.guarded import Guarded
-from fedmodels.position import Interaction
+from fedmodels.facts.position import Interaction
+from fedmodels.host.guarded import Guarded
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.decisions import EXCLUDE
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store

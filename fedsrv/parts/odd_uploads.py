@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedmodels.errors import ClientFailed, OrderDeclined, TooFewClients
-from fedmodels.position import Interaction
+from fedmodels.facts.position import Interaction
 from fedsrv.engine.cohort import Answers
 from fedsrv.engine.comparison import (
     SUSPECT,
@@ -27,7 +27,7 @@ from fedsrv.engine.comparison import (
 )
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart, Settle
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 

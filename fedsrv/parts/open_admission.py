@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from fedmodels.class_names import alike
 from fedmodels.config.experiment import Experiment
-from fedmodels.data_description import MAX_WHY
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.facts.class_names import alike
+from fedmodels.facts.data_description import MAX_WHY
+from fedmodels.facts.run_classes import RunClasses
 from fedmodels.methods import make
 from fedmodels.parts.class_growth import check_grows
-from fedmodels.printable import printable
-from fedmodels.run_classes import RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.admission import MAX_TASKS, Admission, Names, facts_in, listed, listed_in

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from fedmodels.errors import RunFailed
+from fedmodels.facts.position import Interaction
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
-from fedmodels.position import Interaction
 from fedmodels.training.asked import asked
 from fedmodels.training.contexts import ServerState
 from fedsrv.engine.cohort import Answers, AnyOf

@@ -19,8 +19,8 @@ from typing import Any, Self
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.open_changes import changed
 from fedmodels.errors import ConfigError
-from fedmodels.position import Interaction, Round, Stage, Task
-from fedmodels.run_classes import ClassChange, RunClasses
+from fedmodels.facts.position import Interaction, Round, Stage, Task
+from fedmodels.facts.run_classes import ClassChange, RunClasses
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
-from fedmodels.class_names import named, near
+from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError
-from fedmodels.printable import printable
-from fedmodels.run_classes import ClassChange, RunClasses
+from fedmodels.facts.class_names import named, near
+from fedmodels.facts.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.client_profile import Profile
 

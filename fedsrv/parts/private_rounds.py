@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError, PayloadError, RunFailed, TooFewClients
-from fedmodels.position import Interaction
+from fedmodels.facts.position import Interaction
 from fedmodels.privacy.accounting import (
     GaussianReleases,
     epsilon_of,
@@ -44,7 +44,7 @@ from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.schedule import Step, end_before, takes_part
 from fedsrv.engine.server_part import NOTHING, CheckUpload, CurrentInteraction, ServerPart, Settle
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 

@@ -5,7 +5,7 @@ What is live at a client does not go back where a run does, so no record of a ru
 
 from __future__ import annotations
 
-from fedmodels.printable import text_of
+from fedmodels.console.printable import text_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answers
 from fedsrv.engine.server_part import ServerPart

@@ -11,7 +11,7 @@ from fedmodels.training.hooks import reads_singly
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store
 

@@ -30,8 +30,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.privacy import MIN_GROUP, masks_of
 from fedmodels.config.sent import settings_digest
 from fedmodels.errors import ArchiveError, ConfigError, PayloadError, TooFewClients
+from fedmodels.facts.position import Interaction
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.position import Interaction
 from fedmodels.secure_sum.fixed_point import FixedPoint, added
 from fedmodels.secure_sum.masks import Vector
 from fedmodels.tensors.archive import load, save

@@ -20,16 +20,16 @@ from numpy.typing import NDArray
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import check_origin
-from fedmodels.data_description import SCALES, Normaliser, ProblemFile, read_file
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.files import open_regular
+from fedmodels.facts.data_description import SCALES, Normaliser, ProblemFile, read_file
+from fedmodels.host.files import open_regular
 from fedmodels.methods import method_class
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.asked import needs_server_data
 from fedmodels.training.contexts import ServerContext, ServerData
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.server_part import NOTHING, ServerPart
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 
 

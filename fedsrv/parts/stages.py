@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.open_changes import changed, changes_between, settings_of, with_settings
-from fedmodels.data_description import UNUSUAL
 from fedmodels.errors import (
     ConfigError,
     OrderDeclined,
@@ -26,10 +25,11 @@ from fedmodels.errors import (
     RunFailed,
     TooFewClients,
 )
+from fedmodels.facts.data_description import UNUSUAL
+from fedmodels.facts.position import Interaction
+from fedmodels.facts.run_classes import ClassChange
 from fedmodels.parts.class_growth import StateGrowth
 from fedmodels.parts.growth_by_method import forgotten
-from fedmodels.position import Interaction
-from fedmodels.run_classes import ClassChange
 from fedmodels.times import LOOK_EVERY_S
 from fedmodels.training.hooks import learns_at_task_end
 from fedmodels.training.method import Method
@@ -49,7 +49,6 @@ from fedsrv.engine.server_part import (
     ServerPart,
     Timetable,
 )
-from fedsrv.events import EventLog
 from fedsrv.parts.open_admission import OpenAdmission, first_classes
 from fedsrv.parts.open_buffer import OpenBuffer
 from fedsrv.parts.open_plan import (
@@ -62,6 +61,7 @@ from fedsrv.parts.open_plan import (
     rounds_of,
 )
 from fedsrv.parts.open_wishes import checked, told_of
+from fedsrv.progress.events import EventLog
 from fedsrv.state.decisions import CLASSES, CLOSE, EXCLUDE, FAILED, RETIRE, SET_ASIDE
 from fedsrv.state.record import Record, of_parts
 from fedsrv.state.store import Store

@@ -11,12 +11,12 @@ from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.position import Interaction
 from fedmodels.numerics.metrics import best_round
-from fedmodels.position import Interaction
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.schedule import Step
 from fedsrv.engine.server_part import NOTHING, ServerPart, Settle
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fedsrv.engine.client_profile import clients_text, untrained
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.server_part import NOTHING, ServerPart
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import Record
 from fedsrv.state.store import Store
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError
-from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedsrv.engine.cohort import Trip
 from fedsrv.relay.grouped_intake import GroupedIntake, groups_of

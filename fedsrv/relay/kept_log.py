@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedmodels.errors import ConfigError
 from fedpb.kept_lists import LISTS, KeptLists
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.audit import AUDIT, Audit
 from fedsrv.state.run_directory import lock
 from fedsrv.transport.journal import Journal

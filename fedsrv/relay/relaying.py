@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, LinkError, PayloadError
-from fedmodels.guarded import Guarded
-from fedmodels.printable import printable
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.times import LOOK_EVERY_S, MAX_WAIT_S, PAUSE_S, QUIET_S, SITE_LOOK_S, transfer_s
@@ -29,10 +29,10 @@ from fedpb.frames import MESSAGE_BYTES
 from fedpb.orders import WITHOUT_PAYLOAD, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import open_server, telling_the_end
-from fedsrv.event_lines import EventPrinter
-from fedsrv.events import HAS_FAILED, EventLog
 from fedsrv.identity.listen import Listen
 from fedsrv.identity.tls import ChannelCredentials
+from fedsrv.progress.event_lines import EventPrinter
+from fedsrv.progress.events import HAS_FAILED, EventLog
 from fedsrv.relay.kept_log import kept_log
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import ClientGroup, Delivery, RelayedTrips

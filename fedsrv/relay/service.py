@@ -9,15 +9,15 @@ from pathlib import Path
 
 import grpc
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, PayloadError
-from fedmodels.guarded import Guarded
-from fedmodels.printable import printable
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors.bundle import ClientId, Problem
 from fedpb.tables import usual_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
-from fedsrv.events import EventLog
 from fedsrv.identity.guard import Guard, NotYours
+from fedsrv.progress.events import EventLog
 from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
 from fedsrv.relay.uplink import Q, R, Uplink
 from fedsrv.transport.journal import Journal

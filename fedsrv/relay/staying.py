@@ -14,7 +14,7 @@ from contextlib import closing
 from typing import NoReturn
 
 from fedmodels.errors import FedtideError
-from fedmodels.staying import NewRuns, Outcome, pauses
+from fedmodels.host.staying import NewRuns, Outcome, pauses
 from fedmodels.times import SITE_LOOK_S
 from fedpb import PROTOCOL
 from fedpb.v1 import coordinator_pb2 as rpc

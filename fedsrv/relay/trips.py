@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from fedmodels.errors import PayloadError
-from fedmodels.guarded import Guarded
+from fedmodels.facts.position import Interaction
+from fedmodels.facts.resolution import received_experiment
+from fedmodels.host.guarded import Guarded
 from fedmodels.methods import make
-from fedmodels.position import Interaction
-from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Bundle, ClientId, Problem, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.tensors.declared_counts import check_numbers
@@ -25,7 +25,7 @@ from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import Answer, Trip, UploadForm
 from fedsrv.engine.reduction import StreamingMean
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.intake import Push
 from fedsrv.transport.open_trips import OpenTrip

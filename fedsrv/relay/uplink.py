@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import LinkError, PayloadError, PayloadTooLarge
-from fedmodels.printable import printable
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.times import BEAT_S, CHECK_S, JOIN_S, LEAVE_S, PART_S
 from fedpb import AGAIN_AFTER, CROWDED, SERVICE

@@ -6,10 +6,10 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
-from fedmodels.charts import Spread
+from fedmodels.console.charts import Spread
+from fedmodels.console.printable import bytes_text, text_of
 from fedmodels.numerics.metric_names import OF_FIGURE
 from fedmodels.numerics.metric_tables import FIGURES, metric, with_population
-from fedmodels.printable import bytes_text, text_of
 from fedsrv.report.frame import (
     CONFIDENCE,
     MIN_SEEDS,

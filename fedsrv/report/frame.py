@@ -20,10 +20,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TypeVar
 
-from fedmodels.charts import Spread
-from fedmodels.code_names import short_name
 from fedmodels.config.combinations import BESIDE
-from fedmodels.printable import printable
+from fedmodels.console.charts import Spread
+from fedmodels.console.printable import printable
+from fedmodels.own.code_names import short_name
 from fedsrv.state.run_record import RunRecord, leaves_of
 
 CONFIDENCE = 0.95

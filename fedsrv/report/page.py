@@ -14,7 +14,7 @@ from urllib.parse import quote
 import jinja2
 import tomli_w
 
-from fedmodels.charts import CSS, Chart, document, svg
+from fedmodels.console.charts import CSS, Chart, document, svg
 from fedsrv.report import panels
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.frame import SeedGroup, group_runs

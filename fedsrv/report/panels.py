@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from fedmodels.charts import Chart, Spread
 from fedmodels.config.part import parts_of_plugins
+from fedmodels.console.charts import Chart, Spread
+from fedmodels.console.printable import Unit
 from fedmodels.numerics.metric_tables import FIGURES, metric
 from fedmodels.plugins import part_of
-from fedmodels.printable import Unit
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import main_metrics
 from fedsrv.report.frame import SeedGroup, rare_classes

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from fedmodels.charts import Spread
+from fedmodels.console.charts import Spread
+from fedmodels.console.printable import Unit, text_of
 from fedmodels.numerics.metric_tables import FIGURES, metric
-from fedmodels.printable import Unit, text_of
 from fedsrv.report import quantities as q
 from fedsrv.report.frame import SeedGroup
 from fedsrv.report.table import Name, Table

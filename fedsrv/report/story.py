@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import fmean
 
+from fedmodels.console.printable import bytes_text, printable
 from fedmodels.numerics.metric_names import OF_FIGURE
 from fedmodels.numerics.metric_tables import metric
-from fedmodels.printable import bytes_text, printable
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import (
     best_group,

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmodels.errors import ArchiveError, ConfigError, FedtideError
-from fedmodels.files import write_atomically
+from fedmodels.host.files import write_atomically
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.frame import group_runs
 from fedsrv.report.sites import sites_table

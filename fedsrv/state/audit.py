@@ -26,10 +26,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError
-from fedmodels.guarded import Guarded
-from fedmodels.line_file import LineFile
-from fedmodels.printable import printable
+from fedmodels.host.guarded import Guarded
+from fedmodels.host.line_file import LineFile
 from fedmodels.times import LINES_WITHIN_S
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.record import Record

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed, reason_of
-from fedmodels.files import sha256_of, sync_path
+from fedmodels.host.files import sha256_of, sync_path
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.run_directory import BESIDE, is_vacant, refuse_existing, writing

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedmodels.errors import ArchiveError
-from fedmodels.guarded import Guarded
+from fedmodels.host.guarded import Guarded
 
 SIZE = 32
 """Bytes of a digest and of a link."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from fedmodels.config.combinations import refusals
 from fedmodels.config.privacy import NO_GROUP
 from fedmodels.errors import ConfigError
-from fedmodels.position import NONE_YET, Interaction
+from fedmodels.facts.position import NONE_YET, Interaction
 from fedmodels.tensors.archive import LIVE, PERSONAL
 from fedsrv.state.run_directory import writing
 from fedsrv.state.store import Store

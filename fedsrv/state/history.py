@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fedmodels.errors import RunFailed
-from fedmodels.position import NONE_YET, Interaction
+from fedmodels.facts.position import NONE_YET, Interaction
 
 
 class LossTooLarge(Exception):

@@ -24,8 +24,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 from fedmodels.errors import ArchiveError, RunFailed
-from fedmodels.files import no_locks
-from fedmodels.position import NONE_YET, Interaction
+from fedmodels.facts.position import NONE_YET, Interaction
+from fedmodels.host.files import no_locks
 from fedsrv.state.chain import Chain, Key, row_digest, stated_file, stated_states, statement_of
 from fedsrv.state.owner import Owner, owned
 from fedsrv.state.record import Record

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ArchiveError
-from fedmodels.position import Task
+from fedmodels.facts.position import Task
 from fedsrv.state.chain import commit_links
 from fedsrv.state.record import Record, of_parts, trained_in
 from fedsrv.state.run_directory import reading

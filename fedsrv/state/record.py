@@ -8,7 +8,7 @@ as it came, with what another version of fedtide put into it.
 from collections.abc import Iterable, Mapping
 from typing import Any, NotRequired, TypedDict, cast
 
-from fedmodels.position import Interaction, Round, Stage
+from fedmodels.facts.position import Interaction, Round, Stage
 
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's

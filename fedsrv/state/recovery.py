@@ -16,9 +16,9 @@ from typing import Any, cast
 
 from fedmodels.config.bounds import canonical
 from fedmodels.config.experiment import Experiment
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, reason_of
-from fedmodels.files import sha256_of, sync_path
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.host.files import sha256_of, sync_path
 from fedmodels.tensors.archive import load_named
 from fedsrv.state.audit import AUDIT, Broken, read
 from fedsrv.state.ledger import Ledger

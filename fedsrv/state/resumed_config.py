@@ -16,9 +16,9 @@ from typing import Any
 from fedmodels.config.bounds import leaves
 from fedmodels.config.changes import difference, forbidden_changes
 from fedmodels.config.experiment import Experiment
-from fedmodels.config_file import put, read_tables
 from fedmodels.errors import ConfigError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.config_file import put, read_tables
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.state.run_directory import reading
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ def read_resumed(path: Path, overrides: Sequence[str], run: Path) -> Experiment:
 
     Args:
         path: the config file.
-        overrides: those of :func:`fedmodels.config_file.parse_experiment`.
+        overrides: those of :func:`fedmodels.facts.config_file.parse_experiment`.
         run: the run directory.
 
     Raises:

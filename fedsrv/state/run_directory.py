@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedmodels.errors import ArchiveNotWritten, ConfigError, RunFailed, reason_of
-from fedmodels.files import locked, no_locks
-from fedmodels.shortages import lack_of, why_cut_off
+from fedmodels.host.files import locked, no_locks
+from fedmodels.host.shortages import lack_of, why_cut_off
 
 LOCK = ".lock"
 """The file by which the process that writes a run locks its directory."""

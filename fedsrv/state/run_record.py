@@ -20,10 +20,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
-from fedmodels.code_names import short_name
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError
-from fedmodels.files import read_regular
-from fedmodels.printable import printable
+from fedmodels.host.files import read_regular
+from fedmodels.own.code_names import short_name
 from fedsrv.state.record import Record, named_aside, scored_in
 from fedsrv.state.run_directory import reading
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError, ArchiveNotRead, reason_of
-from fedmodels.files import sha256_of
-from fedmodels.printable import printable
+from fedmodels.host.files import sha256_of
 from fedmodels.tensors.archive import header_in, load, load_named, save, save_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState
 from fedmodels.training.contexts import ServerState

@@ -29,12 +29,12 @@ from fedmodels.config.bounds import canonical
 from fedmodels.config.combinations import halves_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ArchiveError, ArchiveNotRead, RunFailed
-from fedmodels.files import LEFTOVER, sync_path, write_atomically
-from fedmodels.line_file import append_lines
-from fedmodels.position import NONE_YET, Interaction
+from fedmodels.facts.position import NONE_YET, Interaction
+from fedmodels.facts.usual import defaults_of
+from fedmodels.host.files import LEFTOVER, sync_path, write_atomically
+from fedmodels.host.line_file import append_lines
 from fedmodels.tensors.bundle import state_digest
 from fedmodels.training.contexts import ServerState
-from fedmodels.usual import defaults_of
 from fedsrv.state.audit import Evidence
 from fedsrv.state.chain import LINES, Head
 from fedsrv.state.decisions import of_the_version_before
@@ -148,7 +148,7 @@ class Store:
         stored, before = self.ledger.fact("experiment", dict), self.experiment
         if stored is not None:
             from fedmodels.config.changes import another_config, forbidden_changes
-            from fedmodels.resolution import experiment_of
+            from fedmodels.facts.resolution import experiment_of
 
             before = experiment_of(stored, str(self.path / "run.db"))
             if changed := forbidden_changes(before, self.experiment):

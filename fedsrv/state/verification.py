@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError, ArchiveNotRead
-from fedmodels.files import sha256_of
-from fedmodels.printable import printable
+from fedmodels.host.files import sha256_of
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
 from fedsrv.state.chain import Head, stated_states
 from fedsrv.state.state_files import check_stated, state_path

@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.message import Message
 
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.events import Event
+from fedsrv.progress.events import Event
 
 
 def field_of(kind: str) -> str:

@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from fedmodels.guarded import Guarded
-from fedmodels.printable import printable
+from fedmodels.console.printable import printable
+from fedmodels.host.guarded import Guarded
 from fedmodels.times import (
     CALLS_LOOK_S,
     FIRST_MESSAGE_S,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError
-from fedmodels.printable import printable
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.times import PUSH_S, transfer_s
 from fedpb.failures import failed_by

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from fedmodels.errors import PayloadError
-from fedmodels.guarded import Guarded
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors.bundle import Bundle, ClientId
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedpb.codec import RawFrame, Receiver, read_chunk

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from google.protobuf.message import Message
 
-from fedmodels.position import Interaction, Round
+from fedmodels.facts.position import Interaction, Round
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedpb.codec import Encoded, encode
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedmodels.errors import FedtideError, PayloadError, RunFailed
-from fedmodels.guarded import Guarded
-from fedmodels.position import NONE_YET, Interaction
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.position import NONE_YET, Interaction
+from fedmodels.facts.run_classes import RunClasses
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.times import FAILED_S, LEASE_S, LINE_EVERY_S, LOOK_EVERY_S, SLOW_S
 from fedpb.orders import WITHOUT_PAYLOAD
@@ -35,7 +35,7 @@ from fedsrv.engine.cohort import (
     TooFewOrders,
     Trip,
 )
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.intake import Through
 from fedsrv.transport.open_trips import (
     ISSUED_ANEW,

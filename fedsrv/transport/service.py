@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError, PayloadTooLarge
-from fedmodels.position import Interaction
-from fedmodels.printable import printable
-from fedmodels.run_classes import ClassChange
+from fedmodels.facts.position import Interaction
+from fedmodels.facts.run_classes import ClassChange
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.times import AGAIN_AFTER_MS, BEAT_EVERY_S
 from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
@@ -34,8 +34,8 @@ from fedpb.tables import client_json_of, description_of, table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1.description_pb2 import ClientDescription
 from fedsrv.engine.admission import OtherPartition
-from fedsrv.events import Event, EventLog
 from fedsrv.identity.guard import Guard, NotYours
+from fedsrv.progress.events import Event, EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.gate import Gate, RejectionLog
 from fedsrv.transport.inbox import Ends, Inbox

@@ -12,9 +12,9 @@ from functools import cached_property
 from itertools import islice
 from typing import TypeVar
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError
-from fedmodels.position import Interaction
-from fedmodels.printable import printable
+from fedmodels.facts.position import Interaction
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.times import NEWS_EVERY_S, PIECE_S
 from fedpb.pace import PIECE_BYTES, UNSEEN_BYTES, Pace

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmodels.errors import PayloadTooLarge
-from fedmodels.guarded import Guarded
+from fedmodels.host.guarded import Guarded
 from fedmodels.tensors.packed_weights import Block, lend
 
 

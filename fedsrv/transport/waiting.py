@@ -19,7 +19,7 @@ from fedmodels.errors import FedtideError
 from fedmodels.tensors.bundle import ClientId
 from fedmodels.times import AWAY_AFTER_S, GONE_EVERY_S, LINE_EVERY_S, LOOK_EVERY_S, STORED_EVERY_S
 from fedsrv.engine.client_profile import clients_text
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.sessions import Sessions
 
 MAX_NAMES = 10

@@ -17,10 +17,10 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.stream import TaskStream
 from fedmodels.config.experiment import Experiment
+from fedmodels.facts.position import Interaction, Round
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.methods import _CLASSES, make
-from fedmodels.own_code import renew
-from fedmodels.position import Interaction, Round
-from fedmodels.resolution import experiment_of
+from fedmodels.own.own_code import renew
 from fedmodels.tensors.bundle import EVALUATOR, Bundle
 from fedmodels.training.contexts import (
     START,

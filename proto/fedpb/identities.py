@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from fedmodels.client_ids import EVALUATOR, ClientId
+from fedmodels.facts.client_ids import EVALUATOR, ClientId
 
 SCHEME = "fedtide:"
 CLIENT, RELAY, WATCHER, OPERATOR, SERVER = "client", "relay", "watcher", "operator", "server"

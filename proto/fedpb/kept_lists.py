@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ConfigError, reason_of
-from fedmodels.files import write_atomically
+from fedmodels.host.files import write_atomically
 
 LISTS = "fedtide-revocations.json"
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from fedmodels.data_description import ClientFile
 from fedmodels.errors import PayloadError
+from fedmodels.facts.data_description import ClientFile
 from fedpb.v1 import description_pb2
 from fedpb.v1 import table_pb2 as pb
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from fedcli.data.store.commands import run_partition
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.methods import make, method_class
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.asked import needs_server_data
 from fedmodels.training.method import Method

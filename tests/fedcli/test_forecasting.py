@@ -21,7 +21,7 @@ from fedcli.forecasting import Forecast, Work, forecast
 from fedmodels.errors import DataError, FedtideError
 from fedmodels.methods import make
 from fedmodels.training.contexts import START, ServerContext
-from fedsrv.events import Event
+from fedsrv.progress.events import Event
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 

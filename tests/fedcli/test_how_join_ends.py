@@ -13,7 +13,7 @@ from fedcli.cli import main
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link, Membership
 from fedmodels.errors import DataError, RunFailed, SetOut
-from fedmodels.own_code import own
+from fedmodels.own.own_code import own
 
 CASES: dict[str, tuple[Exception, int, str]] = {
     "data": (DataError("client 0 has no labels"), 2, "error: client 0 has no labels\n"),

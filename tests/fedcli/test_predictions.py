@@ -24,7 +24,7 @@ from fedcli.data.arrays import ranges_of
 from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.sets.registry import load
 from fedcli.parts.kept_models import _ranges
-from fedcli.prediction import predicted
+from fedcli.predicting.prediction import predicted
 from fedcli.serving import bodies
 from fedcli.serving.bodies import json_inputs, schema_of
 from fedcli.serving.live_model import LiveModel
@@ -33,7 +33,7 @@ from fedmodels.config.data import Data
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel
-from fedsrv.export import export
+from fedsrv.trained.export import export
 from tests.fedcli.data.new_files import read_new
 
 REST = {

@@ -18,7 +18,7 @@ import pytest
 from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
-from fedcli.prediction import predicted
+from fedcli.predicting.prediction import predicted
 from fedcli.runtime.deployed import Deployed
 from fedcli.serving import label_store, site
 from fedcli.serving.label_store import Asked, LabelStore

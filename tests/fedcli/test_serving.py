@@ -40,12 +40,12 @@ from fedcli.serving import bodies, model_server
 from fedcli.serving.live_model import LiveModel, NoModelYet
 from fedcli.serving.model_server import ModelServer
 from fedcli.serving.watching import WatchedFolder
-from fedmodels import http_server
 from fedmodels.errors import ArchiveError, ArchiveReplaced, DataError
+from fedmodels.host import http_server
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedmodels.tensors import stored
 from fedmodels.tensors.bundle import Bundle, state_digest
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from tests.conftest import records_of
 from tests.fedmodels.tensors.test_stored import negate
 

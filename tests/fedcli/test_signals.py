@@ -19,8 +19,8 @@ from fedcli.runtime.link import Link
 from fedcli.runtime.worker import Worker
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.watching import WatchedFolder
-from fedmodels import machine as signals
-from fedmodels.machine import end_on_sigterm, set_by_sigterm
+from fedmodels.host import machine as signals
+from fedmodels.host.machine import end_on_sigterm, set_by_sigterm
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 

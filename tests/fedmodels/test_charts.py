@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmodels.charts import (
+from fedmodels.console.charts import (
     DAY,
     LETTER,
     MAX_BARS,
@@ -19,7 +19,7 @@ from fedmodels.charts import (
     svg,
     ticks,
 )
-from fedmodels.printable import text_of
+from fedmodels.console.printable import text_of
 
 
 def of(*values: float) -> dict[int, Spread]:

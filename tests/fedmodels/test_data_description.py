@@ -4,8 +4,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from fedmodels.data_description import ClientFile, Normaliser, ProblemFile, read_file
 from fedmodels.errors import DataError, PayloadError
+from fedmodels.facts.data_description import ClientFile, Normaliser, ProblemFile, read_file
 from fedsrv.engine.client_profile import Profile
 
 FACTS = {

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedcli import cli
-from fedmodels.devices import CUBLAS, device_of
 from fedmodels.errors import ConfigError
+from fedmodels.host.devices import CUBLAS, device_of
 from fedmodels.methods import make
 from fedmodels.numerics import neighbour_clustering
 

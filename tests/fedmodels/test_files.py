@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmodels.files import (
+from fedmodels.host.files import (
     LEFTOVER,
     lies_below,
     replacing,

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from fedmodels import guarded
-from fedmodels.guarded import Guarded
+from fedmodels.host import guarded
+from fedmodels.host.guarded import Guarded
 from tests.integration.harness import environment
 
 

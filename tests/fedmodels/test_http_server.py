@@ -13,8 +13,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from fedmodels import http_server
-from fedmodels.http_server import MAX_BYTES, PageServer, Response
+from fedmodels.host import http_server
+from fedmodels.host.http_server import MAX_BYTES, PageServer, Response
 
 Connect = Callable[[], socket.socket]
 
@@ -118,7 +118,7 @@ def test_pages_take_few_of_the_files_that_a_run_needs(monkeypatch, files, answer
 
 TOLD_EARLY = """
 import os, signal
-from fedmodels.http_server import PageServer
+from fedmodels.host.http_server import PageServer
 server = PageServer("127.0.0.1", 0, {})
 run = server._server.run
 def begin(**given):

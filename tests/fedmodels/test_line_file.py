@@ -14,7 +14,7 @@ import torch
 
 from fedcli.runtime.shown import Shown
 from fedmodels.errors import FedtideError
-from fedmodels.line_file import LineFile, append_lines
+from fedmodels.host.line_file import LineFile, append_lines
 from fedmodels.privacy.releases import ReleaseLog
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.identity.certificates import ISSUED, init_authority, issue

@@ -14,7 +14,7 @@ import fedpb
 import fedplugins
 import fedsrv
 import fedtide
-from fedmodels.guarded import Guarded
+from fedmodels.host.guarded import Guarded
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_VALUES = {
@@ -27,7 +27,7 @@ WITHOUT_VALUES = {
     "fedsrv/launch/forked.py Forked._reaping": "one thread waits for the process at a time",
     "fedsrv/parts/stages.py OpenRuns._deciding": "a decision is checked and stored as one step",
     "fedsrv/transport/remote_cohort.py RemoteCohort._admitting": "one description at a time",
-    "models/fedmodels/spans.py Spans._lock": "the ids of a span are drawn for it alone",
+    "models/fedmodels/host/spans.py Spans._lock": "the ids of a span are drawn for it alone",
     "proto/fedpb/revocation.py RevocationList._reading": "a list is read and its mark noted as one",
 }
 """Locks of no value of their object, and what they keep apart."""

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedmodels import machine
+from fedmodels.host import machine
 
 GIB = 1 << 30
 

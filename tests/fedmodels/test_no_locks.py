@@ -16,10 +16,10 @@ from fedcli.data.store.growing import alone
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import lock_states
 from fedcli.serving.label_store import LabelStore
-from fedmodels import files
 from fedmodels.errors import ArchiveError, ArchiveNotWritten, ConfigError, RunFailed
-from fedmodels.files import no_locks
-from fedmodels.line_file import append_lines
+from fedmodels.host import files
+from fedmodels.host.files import no_locks
+from fedmodels.host.line_file import append_lines
 from fedmodels.privacy.ledger_file import LedgerFile
 from fedsrv.identity.invitations import invitations
 from fedsrv.launch.remote_host import Dealing, deal

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from fedmodels import own_code
 from fedmodels.errors import ConfigError
-from fedmodels.own_code import digest_of, own, own_name, renew
+from fedmodels.own import own_code
+from fedmodels.own.own_code import digest_of, own, own_name, renew
 
 
 def code(path: Path, answer: int) -> Path:
@@ -36,7 +36,7 @@ def test_planted_bytecode_does_not_run(tmp_path):
     Path(cache_from_source(str(file))).parent.mkdir()
     py_compile.compile(str(planted), cfile=cache_from_source(str(file)))
     code(file, 1)
-    script = "import sys; from fedmodels.own_code import own; print(own(sys.argv[1]).answer)"
+    script = "import sys; from fedmodels.own.own_code import own; print(own(sys.argv[1]).answer)"
     found = subprocess.run(
         [sys.executable, "-c", script, f"{file}:Net"], capture_output=True, text=True, check=True
     )

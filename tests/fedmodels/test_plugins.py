@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmodels import plugins
-from fedmodels.commands import run_command
+from fedmodels.console.commands import run_command
+from fedmodels.console.options import program
 from fedmodels.errors import ConfigError
-from fedmodels.options import program
 from fedmodels.plugins import loaded, offered, owner_of, usable
 from tests.conftest import script_of, tiny_experiment
 

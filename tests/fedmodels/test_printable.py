@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmodels.log_lines import JsonFormatter, PlainFormatter
-from fedmodels.printable import printable, without_places
+from fedmodels.console.log_lines import JsonFormatter, PlainFormatter
+from fedmodels.console.printable import printable, without_places
 
 
 def test_controls_are_escaped_and_letters_stay():

@@ -10,7 +10,7 @@ import pytest
 
 from fedcli.data.store.client_data import ClientData
 from fedmodels.errors import PayloadError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedpb.tables import MAX_DEPTH, MAX_VALUES, client_json_of, description_of, table_of, values_of
 from fedpb.v1.description_pb2 import ClientDescription
 from fedpb.v1.table_pb2 import Entry, Table, Value

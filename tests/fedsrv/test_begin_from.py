@@ -16,8 +16,8 @@ from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, state_digest
 from fedmodels.training.initial_weights import pin_weights
 from fedmodels.training.run import RunFacts
-from fedsrv.begin_from import begun
 from fedsrv.state.backup import backup
+from fedsrv.trained.begin_from import begun
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedmodels import processes
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.processes import Box, ProcessLine
-from fedsrv import ray_cluster
-from fedsrv.ray_cluster import RayCluster, lacking
-from fedsrv.ray_driver import no_room
+from fedmodels.host import processes
+from fedmodels.host.processes import Box, ProcessLine
+from fedsrv.ray import ray_cluster
+from fedsrv.ray.ray_cluster import RayCluster, lacking
+from fedsrv.ray.ray_driver import no_room
 
 FACTS = {"nodes": [{"CPU": 2.0}], "here": "10.0.0.1"}
 ANSWERS = f"import sys; sys.stdin.readline(); print({json.dumps(FACTS)!r}); "
@@ -93,7 +93,7 @@ def test_what_happens_on_the_cluster_is_heard(driver, silent, tmp_path):
     cluster.start("0-1", no_room, {"a": 1}, {"num_cpus": 1}, tmp_path / "log")  # type: ignore[arg-type]
     said = box.get(timeout=30)
     assert json.loads(said.line) == {
-        "id": "0-1", "function": "fedsrv.ray_driver:no_room", "given": {"a": 1},
+        "id": "0-1", "function": "fedsrv.ray.ray_driver:no_room", "given": {"a": 1},
         "takes": {"num_cpus": 1}, "log": str(tmp_path / "log"),
     }  # fmt: skip
     assert [box.get(timeout=30), box.get(timeout=30)][1] == ProcessLine("hosts", "", 3)

@@ -2,10 +2,10 @@
 
 import logging
 
-from fedmodels.printable import moment_text, printable
-from fedsrv.event_lines import MAX_COMINGS, ComingsLimit, EventFormatter, level_of
-from fedsrv.events import Event
-from fedsrv.run_status import Pace, RunStatus
+from fedmodels.console.printable import moment_text, printable
+from fedsrv.progress.event_lines import MAX_COMINGS, ComingsLimit, EventFormatter, level_of
+from fedsrv.progress.events import Event
+from fedsrv.progress.run_status import Pace, RunStatus
 
 
 def lines(comings, client, times, kind="joined"):

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import fedcli.tracing
-import fedmodels.spans
-import fedsrv.traces
+import fedmodels.host.spans
+import fedsrv.progress.traces
 from fedcli.joining import host_of
 from fedcli.tracing import TracedHost, traced_host
-from fedmodels.machine import tells_traces
-from fedmodels.spans import Spans, exported
+from fedmodels.host.machine import tells_traces
+from fedmodels.host.spans import Spans, exported
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import Event
+from fedsrv.progress.events import Event
 from tests.conftest import tiny_experiment
 from tests.links.test_open_run_behind_a_relay import Listening
 
@@ -84,7 +84,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         told.append(InMemorySpanExporter())
         return Spans(service, SimpleSpanProcessor(told[-1])), ""
 
-    for module in (fedcli.tracing, fedsrv.traces):
+    for module in (fedcli.tracing, fedsrv.progress.traces):
         monkeypatch.setattr(module, "exported", in_memory)
     monkeypatch.setenv(ENDPOINT, "http://127.0.0.1:1")
     return told
@@ -138,7 +138,7 @@ def test_the_end_waits_for_no_collector_that_stalls(monkeypatch):
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-    monkeypatch.setattr(fedmodels.spans, "LAST_SPANS_S", 0.01)
+    monkeypatch.setattr(fedmodels.host.spans, "LAST_SPANS_S", 0.01)
     stalled, went_on = InMemorySpanExporter(), threading.Event()
     monkeypatch.setattr(stalled, "shutdown", lambda: went_on.wait(20))
     Spans("it", SimpleSpanProcessor(stalled)).end()
@@ -152,7 +152,7 @@ def times_of(monkeypatch: pytest.MonkeyPatch, *events: Event) -> dict[str, tuple
     spans = fedcli.tracing.exported("fedsrv")[0]
     assert spans is not None
     record: Any = {"seconds": {"server": 2.0}}
-    traces = fedsrv.traces.Traces(spans, "run", lambda at: record)
+    traces = fedsrv.progress.traces.Traces(spans, "run", lambda at: record)
     for event in events:
         traces.take(event)
     found = {one.name: one for one in told[0].get_finished_spans()}
@@ -220,7 +220,7 @@ def test_a_failed_order_has_its_reason(monkeypatch):
     told = kept(monkeypatch)
     spans = fedcli.tracing.exported("fedsrv")[0]
     assert spans is not None
-    traces = fedsrv.traces.Traces(spans, "run", lambda at: None)
+    traces = fedsrv.progress.traces.Traces(spans, "run", lambda at: None)
     traces.take(Event("order", "3", 7, 2, {"order": 1}, 10.0))
     traces.take(Event("order", "3", 7, 2, {"order": 1}, 11.0))  # it is asked for again
     traces.take(Event("failed", "3", 7, 2, {"reason": "its disk is full"}, 12.5))

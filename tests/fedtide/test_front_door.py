@@ -391,7 +391,7 @@ def test_a_method_that_ends_the_process_fails_its_run_alone(half, tmp_path):
 
 
 def test_a_server_cannot_make_a_client_run_any_file(tmp_path):
-    from fedmodels.resolution import experiment_of
+    from fedmodels.facts.resolution import experiment_of
 
     file = tmp_path / "mine.py"
     file.write_text((EXTEND / "median.py").read_text())

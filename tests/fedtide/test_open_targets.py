@@ -15,18 +15,18 @@ import fedtide
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.parts import deployment
-from fedcli.predicted_targets import TargetPredictions
-from fedcli.prediction import predictions
+from fedcli.predicting.predicted_targets import TargetPredictions
+from fedcli.predicting.prediction import predictions
 from fedcli.serving.bodies import feedback_of
 from fedcli.serving.live_model import LiveModel
 from fedcli.serving.site import Site
 from fedmodels.errors import ConfigError, DataError, PayloadError
+from fedmodels.facts.resolution import experiment_of
+from fedmodels.facts.run_classes import ClassChange
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts
 from fedmodels.parts.prequential import Prequential
 from fedmodels.problems.targets import targets_in
-from fedmodels.resolution import experiment_of
-from fedmodels.run_classes import ClassChange
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts

@@ -18,13 +18,13 @@ from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.store.commands import run_partition
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.site import cut
-from fedcli.predicted_targets import TargetPredictions
+from fedcli.predicting.predicted_targets import TargetPredictions
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
-from fedsrv.trained_models import global_model
+from fedsrv.trained.trained_models import global_model
 from fedtide.inprocess import run_in_process
 from tests.runs import dies, ends_as, killed
 

@@ -16,7 +16,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training.run import RunFacts
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from tests.fuzz.liar import Liar
 
 

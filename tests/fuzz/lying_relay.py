@@ -11,8 +11,8 @@ from typing import Any
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
-from fedsrv.event_lines import EventPrinter
-from fedsrv.events import EventLog
+from fedsrv.progress.event_lines import EventPrinter
+from fedsrv.progress.events import EventLog
 from fedsrv.relay import relaying
 from fedsrv.relay.trips import ClientGroup, RelayedTrips
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.archive import save, save_named
 from fedmodels.tensors.bundle import Bundle
 from fedpb import PROTOCOL

@@ -27,10 +27,10 @@ from uvicorn.server import ServerState
 
 from fedcli.data.store.client_data import ClientData
 from fedmodels.config.sent import without_places
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError, DataError, PayloadError
-from fedmodels.http_server import BoundedProtocol, PageServer, Response, is_addressed
-from fedmodels.resolution import experiment_of, received_experiment
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.facts.resolution import experiment_of, received_experiment
+from fedmodels.host.http_server import BoundedProtocol, PageServer, Response, is_addressed
 from fedmodels.tensors.archive import load_named
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, TensorSpec, prototype_spec

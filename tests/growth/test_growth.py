@@ -25,8 +25,8 @@ from fedcli.data.sets.registry import load
 from fedcli.data.store.commands import run_partition
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
+from fedmodels.facts.position import Stage, Task
 from fedmodels.methods import make
-from fedmodels.position import Stage, Task
 from fedmodels.secure_sum import keys
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from tests.integration.harness import (
     PLUGINS,
     Client,

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from fedcli.data.store.growing import add_task
-from fedsrv.watching import steer
+from fedsrv.progress.watching import steer
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedcli.data.test_growing import images

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.engine.schedule import steps
 from tests.integration.conftest import tables
 from tests.integration.harness import reached

@@ -14,8 +14,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedpb import SERVICE
-from fedsrv.events import Event
-from fedsrv.watching import watched
+from fedsrv.progress.events import Event
+from fedsrv.progress.watching import watched
 from tests.integration.conftest import Loopback, tables
 from tests.integration.harness import reached, until
 

@@ -20,7 +20,7 @@ import tomli_w
 import torch
 
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.processes import Box, Child, ProcessLine
+from fedmodels.host.processes import Box, Child, ProcessLine
 from fedsrv.launch import gpus
 from fedsrv.launch.forked import Forked, fork_coordinator, fork_fedcli
 from fedsrv.launch.gpus import Gpu, Look

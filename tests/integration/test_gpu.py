@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedmodels.devices import device_of
+from fedmodels.facts.resolution import experiment_of
+from fedmodels.host.devices import device_of
 from fedmodels.methods import make
 from fedmodels.nets import make_net, net_names
 from fedmodels.nets.split import load_weights, weights_of
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Bundle, Problem, state_digest
 from fedmodels.training.contexts import START, ClientContext
 from fedmodels.training.loop import train_locally

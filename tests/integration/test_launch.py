@@ -18,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.archive import save
 from fedmodels.tensors.bundle import Bundle
 from tests.conftest import records_of, undealt

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmodels import files, machine
 from fedmodels.errors import ConfigError
+from fedmodels.host import files, machine
 from tests.integration.conftest import tables
 from tests.integration.harness import join_arguments
 

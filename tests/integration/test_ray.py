@@ -17,9 +17,9 @@ import psutil
 import pytest
 import tomli_w
 
-from fedmodels.processes import Box
-from fedmodels.resolution import experiment_of
-from fedsrv.ray_cluster import RayCluster
+from fedmodels.facts.resolution import experiment_of
+from fedmodels.host.processes import Box
+from fedsrv.ray.ray_cluster import RayCluster
 from fedtide.inprocess import run_in_process
 from tests.integration.conftest import tables
 from tests.integration.harness import ROOT, environment, reached, summary_of, until, write_config
@@ -97,7 +97,7 @@ def launch(tmp_path: Path, nodes: Nodes, steer: Path) -> Iterator[Any]:
 
 def driver_of(run: Launched) -> psutil.Process:
     """Return the process of a launch that talks to Ray."""
-    (found,) = (p for p in run.family() if "fedsrv.ray_driver" in p.cmdline())
+    (found,) = (p for p in run.family() if "fedsrv.ray.ray_driver" in p.cmdline())
     return found
 
 
@@ -137,7 +137,9 @@ def test_a_head_that_says_nothing_is_left_at_once(launch, tmp_path):
     """Ray itself would hold a signal for as long as it waits for the head."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         run = launch("--on", f"ray://127.0.0.1:{server.getsockname()[1]}")
-        until(lambda: any("fedsrv.ray_driver" in p.cmdline() for p in run.family()), "it begins")
+        until(
+            lambda: any("fedsrv.ray.ray_driver" in p.cmdline() for p in run.family()), "it begins"
+        )
         until(lambda: "rpc_client" in run.log("ray"), "Ray has not tried to reach it")
         family = run.family()
         run.process.send_signal(signal.SIGTERM)

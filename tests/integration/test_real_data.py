@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from tests.conftest import records_of
 from tests.integration.conftest import tables
 from tests.integration.harness import summary_of, write_config

@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedpb import PROTOCOL
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedplugins.studies import slurm
 from fedplugins.studies.plan import Cell, PlannedRun
 from fedplugins.studies.slurm import slurm_jobs

@@ -28,7 +28,7 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import coordinator_pb2_grpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answers, Trip, UploadForm
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport import inbox
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.server import start_server, stop_server

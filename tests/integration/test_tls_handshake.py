@@ -25,7 +25,7 @@ from fedsrv.identity import certificates as certs
 from fedsrv.identity.certificate_guard import peer_of
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.tls import server_credentials
-from fedsrv.watching import check_health, watched
+from fedsrv.progress.watching import check_health, watched
 
 pytestmark = [pytest.mark.loopback, pytest.mark.timeout(60)]
 

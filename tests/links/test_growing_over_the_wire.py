@@ -20,9 +20,9 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.nets.trained import TrainedModel
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import Event, EventLog
+from fedsrv.progress.events import Event, EventLog
+from fedsrv.progress.watching import steer
 from fedsrv.transport import service
-from fedsrv.watching import steer
 from tests.conftest import records_of, tiny_experiment
 from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own

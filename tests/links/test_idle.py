@@ -20,7 +20,7 @@ from fedpb import PROTOCOL, SERVICE, channels
 from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport import gate, service
 from fedsrv.transport import listening as transport_server
 from fedsrv.transport.refusals import AlreadyConnected

@@ -14,7 +14,7 @@ from fedmodels.errors import LinkError
 from fedpb.tables import client_json_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.refusals import AlreadyConnected
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool

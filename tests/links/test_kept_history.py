@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.run_status import RunStatus
+from fedsrv.progress.run_status import RunStatus
+from fedsrv.progress.watching import watched
 from fedsrv.state.audit import AUDIT, read
 from fedsrv.state.chain import Head
 from fedsrv.state.verification import verified
-from fedsrv.watching import watched
 from tests.conftest import tiny_experiment, undealt
 from tests.fuzz.live import Live
 

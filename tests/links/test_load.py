@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import light
 from benchmarks.light import Light
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.run import RunFacts
 from tests.integration.conftest import Loopback, tables

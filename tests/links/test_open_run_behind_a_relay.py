@@ -17,17 +17,17 @@ from fedcli.data.store.growing import add_task
 from fedcli.joining import host_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import FedtideError
-from fedmodels.run_classes import ClassChange
+from fedmodels.facts.run_classes import ClassChange
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import Event, EventLog
 from fedsrv.identity.certificates import init_authority, issue
 from fedsrv.identity.tls import caller_credentials
 from fedsrv.parts.open_admission import REFUSED
 from fedsrv.parts.stages import RunPaused
+from fedsrv.progress.events import Event, EventLog
+from fedsrv.progress.watching import steer
 from fedsrv.relay.relaying import Upstream, serve_relay
 from fedsrv.state.decisions import CLASSES, decide
 from fedsrv.transport import service
-from fedsrv.watching import steer
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedcli.data.test_growing import images

@@ -19,8 +19,8 @@ from fedpb.unreachable import EXCEPTIONS, proxy_to
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.launch import remote_host
 from fedsrv.launch.remote_host import HostInstructions
+from fedsrv.progress.watching import check_health, watched
 from fedsrv.relay.uplink import Uplink
-from fedsrv.watching import check_health, watched
 
 pytestmark = pytest.mark.loopback
 

@@ -18,15 +18,15 @@ from fedcli.data.store.growing import add_task
 from fedcli.joining import host_of
 from fedcli.runtime.host import Host
 from fedmodels.errors import LinkError, RunStopped
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.run_classes import RunClasses
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import Event, EventLog
 from fedsrv.parts.open_admission import REFUSED
 from fedsrv.parts.stages import BY_HAND
+from fedsrv.progress.events import Event, EventLog
+from fedsrv.progress.watching import steer
 from fedsrv.transport import service
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
-from fedsrv.watching import steer
 from tests.conftest import records_of, tiny_experiment
 from tests.fedcli.data.test_growing import images
 from tests.fedcli.data.test_own_data import own

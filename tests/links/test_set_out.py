@@ -14,12 +14,12 @@ from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError, RunStopped, SetOut
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
+from fedsrv.progress.watching import steer
 from fedsrv.relay.relaying import Upstream, serve_relay
 from fedsrv.state.audit import AUDIT, read
 from fedsrv.state.verification import verified_log
 from fedsrv.transport import service
-from fedsrv.watching import steer
 from tests.conftest import records_of, tiny_experiment
 from tests.fedcli.data.test_own_data import own
 from tests.links.test_growing_over_the_wire import Served

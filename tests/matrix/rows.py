@@ -16,8 +16,8 @@ from fedmodels.config import combinations
 from fedmodels.config.combinations import Part
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
-from fedsrv.begin_from import begun
 from fedsrv.parts import with_digests
+from fedsrv.trained.begin_from import begun
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import write_server_data
 from tests.combinations import NET, SETTINGS, TARGETS, WITHOUT_KEY, needed_by, tables_of

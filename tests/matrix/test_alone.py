@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedcli.prediction import personal_file
+from fedcli.predicting.prediction import personal_file
 from fedcli.runtime.worker import Result
 from fedmodels.config import combinations
 from fedmodels.config.combinations import Part, refusals

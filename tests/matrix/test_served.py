@@ -17,11 +17,11 @@ from fedcli.joining import host_of
 from fedcli.runtime.staying import Address, Outcome, each_run
 from fedmodels.config.experiment import Experiment
 from fedsrv.coordinator import Listen, serve
-from fedsrv.event_lines import EventPrinter
-from fedsrv.events import Event, EventLog
+from fedsrv.progress.event_lines import EventPrinter
+from fedsrv.progress.events import Event, EventLog
+from fedsrv.progress.watching import steer
 from fedsrv.relay.relaying import Upstream, serve_relay
 from fedsrv.transport import service
-from fedsrv.watching import steer
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
 from tests.matrix.rows import Row, dealt

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu, measured
 from benchmarks.training import as_torch_is
-from fedmodels.devices import repeat_bits
+from fedmodels.host.devices import repeat_bits
 
 QUICK = ["--device", "cpu", "--quick"]
 

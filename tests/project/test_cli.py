@@ -19,11 +19,11 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 import fedtide
-from fedmodels import help_panels
-from fedmodels.commands import _plain
-from fedmodels.config_file import read_experiment
+from fedmodels.console import help_panels
+from fedmodels.console.commands import _plain
+from fedmodels.console.options import complete_key, rows_of
 from fedmodels.errors import ConfigError, LinkError, pip_line
-from fedmodels.options import complete_key, rows_of
+from fedmodels.facts.config_file import read_experiment
 from fedmodels.plugins import known
 
 ROOT = Path(__file__).parents[2]

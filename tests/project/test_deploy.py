@@ -15,7 +15,7 @@ from yaml import safe_load
 
 import fedsrv.cli
 from fedcli.serving.figures import Figures
-from fedmodels.config_file import parse_experiment
+from fedmodels.facts.config_file import parse_experiment
 from fedplugins.trackers.prometheus import Exporter
 from tests.conftest import script_of
 
@@ -62,7 +62,7 @@ def test_a_coordinator_starts_where_these_commands_start_it(more, tmp_path, monk
         begun.append(address)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedsrv.event_lines.EventPrinter.begin", begin)
+    monkeypatch.setattr("fedsrv.progress.event_lines.EventPrinter.begin", begin)
     config = ROOT / "examples" / "start" / "quickstart.toml"
     monkeypatch.setattr(sys, "argv", ["fedsrv", "serve", str(config), "--out", str(run), *more])
     with pytest.raises(SystemExit) as ended:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 from fedmodels.config.presets import FOLDERS, preset_directory, preset_file, preset_files, presets
-from fedmodels.config_file import parse_experiment, read_experiment
+from fedmodels.facts.config_file import parse_experiment, read_experiment
 from fedmodels.methods import names
 from fedplugins.presets.presets import about, text_of
 

@@ -16,7 +16,7 @@ from benchmarks.attacks.lying_coordinator import Ask, Liar, leaks, told_to
 from fedcli.gate.gate import Gate
 from fedcli.gate.rules import Rules
 from fedcli.joining import host_of
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedpb.v1 import coordinator_pb2 as rpc
 
 pytestmark = pytest.mark.loopback

@@ -22,7 +22,7 @@ from fedmodels.errors import RunFailed
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.tensors.archive import load_named
-from fedsrv.export import DESCRIPTION, export
+from fedsrv.trained.export import DESCRIPTION, export
 
 TINY = {
     "seed": 3,

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 from fedmodels.config.recipe import recipe_of
-from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError
+from fedmodels.facts.data_description import ClientFile
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.methods import file_of, make, names
-from fedmodels.resolution import experiment_of
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.compression import Compression
 from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
-from fedsrv.availability import is_there, read_availability
+from fedsrv.engine.availability import is_there, read_availability
 from fedsrv.parts.buffered_rounds import check_asynchronous
 from tests.conftest import script_of
 

@@ -279,7 +279,7 @@ def test_steps_by_hand():
     assert math.isclose(found.examples, 43392 / 20 * 20 * 25)
     accumulated = TABLES["fedmlp/table-1"].experiment("FedAvg", "MNIST").to_dict()
     accumulated["scenario"]["training_data"] = "accumulated"
-    from fedmodels.resolution import experiment_of
+    from fedmodels.facts.resolution import experiment_of
 
     grown = size_of(experiment_of(accumulated))
     assert grown.examples == pytest.approx(3 * found.examples, rel=1e-3), "1 + 2 + … + 5 parts of 5"

@@ -26,8 +26,8 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"/relay/|commands/relay",
         r"\brelay\w*|\bGroupSum\b",
         """
-        fedmodels/config/combinations.py fedmodels/help_panels.py
-        fedmodels/numerics/metric_tables.py fedmodels/staying.py fedmodels/times.py
+        fedmodels/config/combinations.py fedmodels/console/help_panels.py
+        fedmodels/numerics/metric_tables.py fedmodels/host/staying.py fedmodels/times.py
         fedsrv/cli.py fedsrv/commands/audit.py fedsrv/commands/certs.py
         fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
         """,
@@ -89,7 +89,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"/serving/|parts/(deployment|kept_models)|runtime/deployed|config/deploy",
         r"\bDeployment\b|experiment\.deploy\b|\bDeployed\b",
         """
-        fedcli/prediction.py fedcli/runtime/workers.py fedmodels/config/combinations.py
+        fedcli/predicting/prediction.py fedcli/runtime/workers.py fedmodels/config/combinations.py
         fedtide/open_runs.py
         """,
     ),
@@ -131,7 +131,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"|parts[. ]stages\b|Open(Plan|Admission|Buffer|Runs)|get\(\"open\"\)|at_rest"
         r"|parts[. ]open_\w+",
         """
-        fedcli/runtime/enrolment.py fedmodels/config/combinations.py fedsrv/run_status.py
+        fedcli/runtime/enrolment.py fedmodels/config/combinations.py fedsrv/progress/run_status.py
         fedtide/inprocess.py fedtide/testing/suite.py
         """,
     ),
@@ -150,7 +150,7 @@ OF_OPTIONS = """
     fedmodels.training.server_optimizer fedmodels.training.step_audit
     fedmodels.training.step_graphs
     fedpb.peer_certificates fedpb.pem fedpb.revocation fedpb.unreachable fedpb.zstd
-    fedsrv.availability fedsrv.identity.certificate_guard fedsrv.identity.roles
+    fedsrv.engine.availability fedsrv.identity.certificate_guard fedsrv.identity.roles
     fedsrv.identity.tls fedsrv.state.verification fedsrv.transport.event_messages
 """
 """Further modules that serve what a plain run does not ask for."""
@@ -161,9 +161,9 @@ OF_OPEN_RUNS = """
     fedsrv.parts.open_wishes fedsrv.parts.stages fedtide.open_runs
 """
 OF_DATA_AND_PICTURES = """
-    fedcli.data.folders fedcli.data.image_files fedcli.parts.drawing fedmodels.charts
-    fedmodels.config.columns fedmodels.config.recipe fedmodels.config.transforms fedmodels.own_code
-    fedmodels.techniques.server_memory
+    fedcli.data.folders fedcli.data.image_files fedcli.parts.drawing fedmodels.console.charts
+    fedmodels.config.columns fedmodels.config.recipe fedmodels.config.transforms
+    fedmodels.own.own_code fedmodels.techniques.server_memory
 """
 """What tables, images, code of one's own, and methods with pictures need."""
 PROGRAMS = ["fedsrv.coordinator", "fedcli.runtime.host", "fedmodels.methods.fedavg"]
@@ -184,7 +184,7 @@ class Refuses:
 
 sys.meta_path.insert(0, Refuses())
 from fedcli.joining import host_of
-from fedmodels.devices import device_of
+from fedmodels.host.devices import device_of
 from fedmodels.errors import FedtideError
 from fedsrv.coordinator import Listen, serve
 from fedtide.inprocess import run_in_process

@@ -13,7 +13,7 @@ import typer
 
 from fedcli.cli import app as fedcli
 from fedmodels.config.presets import preset_file, presets
-from fedmodels.config_file import parse_experiment
+from fedmodels.facts.config_file import parse_experiment
 from fedsrv.cli import app as fedsrv
 
 ROOT = Path(__file__).parent.parent.parent

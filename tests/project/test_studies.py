@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.records import RECORDS
 from fedmodels.config.experiment import Experiment
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedplugins.studies.fairness import fairness
 from fedplugins.studies.outcome import read_record
 from fedplugins.studies.plan import Sweep, plan

@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 import fedcli.cli
 import fedsrv.cli
 from fedcli.runtime.reporting import tell_scored
-from fedmodels.commands import MAX_LETTERS, run_command
+from fedmodels.console.commands import MAX_LETTERS, run_command
+from fedmodels.console.log_lines import JsonFormatter
+from fedmodels.console.printable import duration
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.log_lines import JsonFormatter
-from fedmodels.own_code import own
-from fedmodels.printable import duration
+from fedmodels.own.own_code import own
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.event_lines import tell
-from fedsrv.events import Event, EventLog
-from fedsrv.run_status import Pace
+from fedsrv.progress.event_lines import tell
+from fedsrv.progress.events import Event, EventLog
+from fedsrv.progress.run_status import Pace
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import tiny_experiment
 
@@ -107,7 +107,7 @@ def test_an_unknown_log_level_is_one_line(monkeypatch, capsys, module, level, li
 def test_output_that_nobody_reads_ends_nothing():
     """As in ``fedsrv launch … --json | head -1``: said once, and then it is as if it were read."""
     program = (
-        "import logging, sys\nfrom fedmodels.log_lines import LogLevel, set_up_logging\n"
+        "import logging, sys\nfrom fedmodels.console.log_lines import LogLevel, set_up_logging\n"
         "set_up_logging(LogLevel.INFO, as_json=True)\n"
         "for number in range(3):\n    print(number)\n    logging.info('x')\n"
         "sys.stdout.flush()\nprint('the end', file=sys.stderr)\n"
@@ -165,7 +165,7 @@ def test_sigterm_ends_a_command_in_the_midst_of_ones_own_code(tmp_path):
 
 def test_grpcs_core_adds_nothing_to_a_line_of_ours():
     program = (
-        "from fedmodels.log_lines import LogLevel, set_up_logging\n"
+        "from fedmodels.console.log_lines import LogLevel, set_up_logging\n"
         "set_up_logging(LogLevel.INFO)\nimport grpc\n"
         "options = [('grpc.so_reuseport', 0)]\nfirst = grpc.server(None, options=options)\n"
         "port = first.add_insecure_port('127.0.0.1:0')\n"

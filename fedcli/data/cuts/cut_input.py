@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from fedcli.data.arrays import IntArray
-from fedmodels.data_description import MAX_LETTERS
-from fedmodels.printable import printable
+from fedmodels.console.printable import printable
+from fedmodels.facts.data_description import MAX_LETTERS
 
 
 def rng_of(seed: int, purpose: str, *ids: int) -> np.random.Generator:

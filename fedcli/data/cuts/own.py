@@ -12,7 +12,7 @@ from fedcli.data.arrays import IntArray
 from fedcli.data.cuts.cut_input import CutInput, Partition
 from fedmodels.config.scenario import OwnScenario
 from fedmodels.errors import ConfigError
-from fedmodels.own_code import own, renew, told
+from fedmodels.own.own_code import own, renew, told
 
 
 def own_cut(scenario: OwnScenario, given: CutInput) -> Partition:

@@ -21,8 +21,8 @@ from fedcli.data.folders import BOOKS, ending, shown
 from fedcli.data.own.table_files import TableRows, check_twice
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError, FedtideError, pip_line, reason_of, suggestion
-from fedmodels.printable import printable
 
 BROKEN = (*DAMAGED, RuntimeError, AttributeError, ArithmeticError, NotImplementedError)
 """What the libraries raise for a damaged file."""

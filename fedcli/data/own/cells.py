@@ -23,11 +23,11 @@ from fedcli.data.own.site_lines import (
     with_lines,
 )
 from fedcli.data.own.table_files import TableRows
-from fedmodels.class_names import alike, composed
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import EMPTY, Recipe, SiteColumn
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError, suggestion
-from fedmodels.printable import printable
+from fedmodels.facts.class_names import alike, composed
 
 SHOWN = 20
 """Columns that an error line lists."""

@@ -22,7 +22,7 @@ from fedcli.data.own.number_marks import OTHER, Marks, is_number, marks_of
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import EMPTY, Recipe
 from fedmodels.errors import DataError, pip_line
-from fedmodels.files import open_regular
+from fedmodels.host.files import open_regular
 
 SAMPLE = 1 << 20
 """Bytes from which separator and marks are found."""

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import IntArray, channel_moments, narrowed
 from fedcli.data.sets.dataset import Dataset, Examples
-from fedmodels.class_names import composed
-from fedmodels.data_description import SCALES
 from fedmodels.errors import DataError, suggestion
+from fedmodels.facts.class_names import composed
+from fedmodels.facts.data_description import SCALES
 
 log = logging.getLogger(__name__)
 SHOWN = 20

@@ -24,9 +24,9 @@ from fedcli.data.own.examples import SHOWN, coded, dataset_of
 from fedcli.data.sets.dataset import Dataset, Examples, named_classes
 from fedcli.data.sets.source import Source
 from fedmodels.config.transforms import ImageTransform, image_transform
-from fedmodels.data_description import MAX_CLASSES
 from fedmodels.errors import ConfigError, DataError, reason_of
-from fedmodels.own_code import told
+from fedmodels.facts.data_description import MAX_CLASSES
+from fedmodels.own.own_code import told
 
 
 def from_function(name: str, load: Callable[..., Any], source: Source) -> Dataset:

@@ -21,7 +21,7 @@ from fedcli.data.own.books import Part
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
-from fedmodels.files import open_regular
+from fedmodels.host.files import open_regular
 
 NAMES = ("columns", "column_names", "names", "channels")
 """Attributes that may name the columns of a data set of two axes."""

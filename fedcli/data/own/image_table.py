@@ -33,14 +33,14 @@ from fedcli.data.own.times import calendar, times_of
 from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
-from fedmodels.class_names import composed
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import TasksBy
 from fedmodels.config.recipe import NAME
 from fedmodels.config.transforms import ImageTransform, image_transform
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.files import check_inside
-from fedmodels.printable import printable
+from fedmodels.facts.class_names import composed
+from fedmodels.host.files import check_inside
 
 Known = Mapping[str, Sequence[Path]]
 """The images below a directory, by what a cell may call them."""

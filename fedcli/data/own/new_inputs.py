@@ -35,9 +35,9 @@ from fedcli.data.own.typed_columns import text_of
 from fedmodels.config.columns import OF_TARGETS, ROLES, Columns
 from fedmodels.config.recipe import recipe_in
 from fedmodels.config.transforms import ImageTransform, TableTransform, Transform, parse_transform
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError
 from fedmodels.nets.trained import ModelFacts
-from fedmodels.printable import printable
 
 ARRAYS = ".npy"
 log = logging.getLogger(__name__)

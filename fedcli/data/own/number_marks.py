@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedmodels.config.columns import Decimal
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.printable import printable
 
 OTHER: dict[Decimal, Decimal] = {".": ",", ",": "."}
 """Each mark that may be the decimal one, and the other one, which may part thousands then."""

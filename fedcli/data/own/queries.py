@@ -25,8 +25,8 @@ from fedcli.data.own.table_files import Since
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
 from fedmodels.errors import DataError
-from fedmodels.files import check_inside, open_regular
-from fedmodels.machine import free_bytes
+from fedmodels.host.files import check_inside, open_regular
+from fedmodels.host.machine import free_bytes
 from fedmodels.times import QUERY_S
 
 MAX_BYTES = 1 << 20

@@ -32,8 +32,8 @@ from fedcli.data.own.times import LATE, NAMED_APART, calendar, points_of, times_
 from fedcli.data.sets.windows import window_starts
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import TasksBy
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.printable import printable
 
 PARTS = ("train", "test")
 MIXED = 3

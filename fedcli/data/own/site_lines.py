@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from unicodedata import normalize
 
 from fedcli.data.own.number_marks import OTHER, is_number
-from fedmodels.class_names import alike
 from fedmodels.config.recipe import NAME
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.printable import printable
+from fedmodels.facts.class_names import alike
 
 HEAD = f"to paste into {NAME}:"
 SHOWN = 12

@@ -31,9 +31,9 @@ from fedcli.data.own.number_marks import Marks, marks_of
 from fedcli.data.own.typed_columns import typed
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import EMPTY, Recipe
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError, pip_line, reason_of
-from fedmodels.files import open_regular
-from fedmodels.printable import printable
+from fedmodels.host.files import open_regular
 
 OTHER_TABLES = {
     **dict.fromkeys((".xls", ".ods"), "save such spreadsheets as *.xlsx or CSV"),

@@ -44,8 +44,8 @@ from fedmodels.config.columns import Columns, Decimal
 from fedmodels.config.data import Data
 from fedmodels.config.recipe import NAME, READING, Recipe
 from fedmodels.config.transforms import TableTransform
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.printable import printable
 
 MANY = 20
 """Classes beyond which labels are looked at twice."""

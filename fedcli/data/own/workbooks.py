@@ -21,9 +21,9 @@ from fedcli.data.own.csv_style import LEADING, head_row, units_of
 from fedcli.data.own.typed_columns import text_of
 from fedmodels.config.columns import Columns
 from fedmodels.config.recipe import Recipe
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.files import open_regular
-from fedmodels.printable import printable
+from fedmodels.host.files import open_regular
 
 MAX_ROWS, MAX_CELLS = 1 << 20, 1 << 26
 """Rows of a sheet, as office programs have them, and its cells with the empty ones among them."""

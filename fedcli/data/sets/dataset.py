@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from fedcli.data.arrays import Inputs, IntArray, check_examples, strata
 from fedcli.data.cuts.held_out import Put, held_out, tasks_in_order
-from fedmodels.data_description import MAX_CLASSES, ProblemFile, first_fault
 from fedmodels.errors import ConfigError, DataError
+from fedmodels.facts.data_description import MAX_CLASSES, ProblemFile, first_fault
 
 _TOLD = ("group_names", "devices", "coarse", "variant", "has_own_parts", "overlapping", "columns")
 

@@ -46,13 +46,13 @@ from fedcli.data.image_files import OTHERS, PLAIN, first_set, stated
 from fedcli.data.set_aside import SetAside
 from fedcli.data.sets.dataset import Dataset, Examples, check_finite, named_classes
 from fedcli.data.sets.source import Source
-from fedmodels.class_names import composed
 from fedmodels.config.data import Data
 from fedmodels.config.recipe import NAME, Recipe
 from fedmodels.config.transforms import image_transform
-from fedmodels.data_description import SCALES
 from fedmodels.errors import ConfigError, DataError, reason_of, suggestion
-from fedmodels.files import check_inside, open_regular
+from fedmodels.facts.class_names import composed
+from fedmodels.facts.data_description import SCALES
+from fedmodels.host.files import check_inside, open_regular
 
 KEYS = ("scale", "mean", "std", "class_names")
 ABOUT = "dataset.json"

@@ -30,7 +30,7 @@ from fedcli.data.sets.realworld import realworld_arrays
 from fedcli.data.sets.registry import DATASETS
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError
-from fedmodels.files import replacing
+from fedmodels.host.files import replacing
 
 log = logging.getLogger(__name__)
 

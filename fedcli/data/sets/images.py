@@ -32,7 +32,7 @@ from fedcli.data.cuts.held_out import stratified_folds
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError, reason_of
-from fedmodels.files import replacing
+from fedmodels.host.files import replacing
 from fedmodels.times import DOWNLOAD_S
 
 DIGITS_FILE = "data/digits.csv.gz"

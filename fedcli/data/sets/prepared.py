@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from fedcli.data.sets.dataset import Dataset, Examples
 from fedcli.data.sets.source import Source
 from fedmodels.errors import DataError
-from fedmodels.files import replacing
+from fedmodels.host.files import replacing
 
 FORMAT, PARTS = 2, ("train", "test")
 log = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from fedcli.data.sets.source import Earlier, Source, Whose
-from fedmodels.code_names import is_own
 from fedmodels.config.data import OF_IMAGES, Data
 from fedmodels.config.recipe import EMPTY, Recipe, recipe_beside
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.own_code import load_entry_point, own, renew
+from fedmodels.own.code_names import is_own
+from fedmodels.own.own_code import load_entry_point, own, renew
 
 if TYPE_CHECKING:
     from rich.table import Table

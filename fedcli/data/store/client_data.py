@@ -1,6 +1,6 @@
 """Reading a client's directory: what the client announces, and the arrays of its tasks.
 
-    DIR/<id>/client.json                                      :mod:`fedmodels.data_description`
+    DIR/<id>/client.json                                     :mod:`fedmodels.facts.data_description`
     DIR/<id>/task-K/{train_x,train_y,test_x,test_y}.npy       memory-mapped
     DIR/<id>/task-K/{train,test}/<class>/*.png                or a participant's own images
     DIR/global-test/{problem.json,x.npy,y.npy}                simulations only
@@ -28,7 +28,9 @@ from fedcli.data.arrays import (
 )
 from fedmodels.config.bounds import CountDetail, digest_of
 from fedmodels.config.origin import placeless
-from fedmodels.data_description import (
+from fedmodels.console.printable import printable
+from fedmodels.errors import DataError
+from fedmodels.facts.data_description import (
     SCALES,
     ClientFile,
     Normaliser,
@@ -36,10 +38,8 @@ from fedmodels.data_description import (
     TaskCounts,
     read_file,
 )
-from fedmodels.errors import DataError
-from fedmodels.files import Stamp, check_inside, stamp_of, sync_path
-from fedmodels.printable import printable
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.run_classes import RunClasses
+from fedmodels.host.files import Stamp, check_inside, stamp_of, sync_path
 from fedmodels.tensors.bundle import Problem
 
 if TYPE_CHECKING:

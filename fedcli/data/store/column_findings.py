@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmodels.config.transforms import TableTransform, parse_transform
-from fedmodels.data_description import ProblemFile, channel_axis
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.printable import printable
+from fedmodels.facts.data_description import ProblemFile, channel_axis
 
 SHOWN = 5
 """Names that a line lists."""

@@ -39,14 +39,14 @@ from fedcli.data.store.partition_writer import (
     written_whole,
 )
 from fedcli.data.store.reserve import Reserve, set_apart
-from fedmodels.charts import Chart, Spread, document
 from fedmodels.config.data import Data
 from fedmodels.config.origin import placeless
 from fedmodels.config.scenario import DirichletPooled, Natural, ScenarioTable
-from fedmodels.data_description import Normaliser, ProblemFile
+from fedmodels.console.charts import Chart, Spread, document
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError, reason_of
-from fedmodels.files import write_atomically
-from fedmodels.printable import printable
+from fedmodels.facts.data_description import Normaliser, ProblemFile
+from fedmodels.host.files import write_atomically
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 
 log = logging.getLogger(__name__)

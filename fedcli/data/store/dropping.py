@@ -6,9 +6,9 @@ from pathlib import Path
 
 from fedcli.data.store.growing import alone, write_about
 from fedcli.data.store.opened_data import open_data
-from fedmodels.data_description import MAX_WHY
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveNotWritten, DataError, reason_of
-from fedmodels.printable import printable
+from fedmodels.facts.data_description import MAX_WHY
 
 
 def drop_task(root: Path, client: int, task: int, why: str = "") -> bool:

@@ -36,10 +36,10 @@ from fedcli.data.store.column_findings import Column, columns_of, found_in_all
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_store import PartitionStore
 from fedcli.data.store.repeats import ALIKE
-from fedmodels.code_names import is_own
-from fedmodels.data_description import channel_axis
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.printable import printable
+from fedmodels.facts.data_description import channel_axis
+from fedmodels.own.code_names import is_own
 from fedmodels.training.divergence import HUGE
 
 LEAKED = 0.01
@@ -598,7 +598,7 @@ def inspect(root: Path, console: Console, *, as_json: bool = False) -> bool:
     wrong = [str(finding) for finding in found if finding.is_wrong]
     notes += _gaps(root)
     if as_json:
-        from fedmodels.options import rows_of
+        from fedmodels.console.options import rows_of
 
         rows = rows_of(_table_of(read))
         print(json.dumps({"clients": rows, "notes": notes, "wrong": wrong}, indent=1))

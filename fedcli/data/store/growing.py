@@ -57,11 +57,10 @@ from fedcli.data.store.repeats import Before, Compared, compared
 from fedcli.data.store.site import changed_recipe, loaded, recipe_now, remember_recipe
 from fedcli.data.store.task_digests import content_of, digest_of
 from fedcli.data.store.usual import cells_of, comparable, counting, earlier_cells, unlike
-from fedmodels.class_names import near
 from fedmodels.config.data import OF_IMAGES, Data, Repeats, Unusual
 from fedmodels.config.recipe import EMPTY, NAME, Recipe
 from fedmodels.config.transforms import TableTransform, parse_transform
-from fedmodels.data_description import MAX_WHY, UNUSUAL, ClientFile, TaskCounts
+from fedmodels.console.printable import printable
 from fedmodels.errors import (
     ArchiveError,
     ArchiveNotWritten,
@@ -71,7 +70,9 @@ from fedmodels.errors import (
     RecipeError,
     reason_of,
 )
-from fedmodels.files import (
+from fedmodels.facts.class_names import near
+from fedmodels.facts.data_description import MAX_WHY, UNUSUAL, ClientFile, TaskCounts
+from fedmodels.host.files import (
     LEFTOVER,
     locked,
     sha256_of,
@@ -79,7 +80,6 @@ from fedmodels.files import (
     used_without_lock,
     write_atomically,
 )
-from fedmodels.printable import printable
 from fedmodels.times import LOOK_AGAIN_S
 
 LOCK = ".adding.lock"

@@ -11,8 +11,8 @@ from fedcli.data.arrays import Labelled
 from fedcli.data.class_folders import Listed, class_folders, class_of, images_of, read_images
 from fedcli.data.image_files import PLAIN
 from fedmodels.config.transforms import ImageTransform, parse_transform
-from fedmodels.data_description import ClientFile
 from fedmodels.errors import DataError, suggestion
+from fedmodels.facts.data_description import ClientFile
 
 
 class ImageFolder:

@@ -25,7 +25,7 @@ from fedcli.data.arrays import content_hashes
 from fedcli.data.store.client_data import PARTS, SOURCE, ClientData
 from fedcli.data.store.usual import take_in
 from fedmodels.errors import ArchiveNotWritten, DataError
-from fedmodels.files import no_locks
+from fedmodels.host.files import no_locks
 
 FILE = "rows.db"
 AT_ONCE = 500

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedcli.data.store.client_data import STORE, ClientData, GlobalTest
-from fedmodels.data_description import ClientFile
 from fedmodels.errors import DataError
+from fedmodels.facts.data_description import ClientFile
 from fedmodels.tensors.bundle import ClientId
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcli.data.store.client_data import ABOUT, STORE, TABLE, has_grown
 from fedmodels.config.data import Data
-from fedmodels.resolution import received_data
+from fedmodels.facts.resolution import received_data
 
 CUT_FILE = "cut.json"
 """File beside a directory that was cut of a client's own files: the run's ``[data]``, its seed, and

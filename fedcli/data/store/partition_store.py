@@ -44,15 +44,15 @@ from fedcli.data.store.client_data import (
     Part,
 )
 from fedcli.data.store.people import people_table
-from fedmodels.data_description import (
+from fedmodels.errors import DataError, reason_of
+from fedmodels.facts.data_description import (
     ClientFile,
     ProblemFile,
     TaskCounts,
     first_fault,
     read_file,
 )
-from fedmodels.errors import DataError, reason_of
-from fedmodels.files import check_inside, stamp_of
+from fedmodels.host.files import check_inside, stamp_of
 
 
 class PartitionStore:

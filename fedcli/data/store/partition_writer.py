@@ -27,17 +27,17 @@ from fedcli.data.sets.dataset import Dataset
 from fedcli.data.store.client_data import GROUP, PARTS, PEOPLE, STORE, TABLE, Part
 from fedcli.data.store.people import keys_of, new_salt, people_table
 from fedcli.data.store.reserve import Reserve
-from fedmodels.code_names import is_own
 from fedmodels.config.origin import placeless
-from fedmodels.data_description import (
+from fedmodels.errors import DataError
+from fedmodels.facts.data_description import (
     FORMAT,
     ClientFile,
     Normaliser,
     ProblemFile,
     TaskCounts,
 )
-from fedmodels.errors import DataError
-from fedmodels.shortages import lack_of, why_cut_off
+from fedmodels.host.shortages import lack_of, why_cut_off
+from fedmodels.own.code_names import is_own
 
 Moments = tuple[tuple[float, ...], tuple[float, ...]]
 MAX_DIRECTORIES = 200

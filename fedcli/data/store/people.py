@@ -20,7 +20,7 @@ import numpy as np
 from fedcli.data.arrays import IntArray
 from fedcli.data.store.client_data import SALT, ClientData
 from fedmodels.errors import DataError
-from fedmodels.files import write_atomically
+from fedmodels.host.files import write_atomically
 
 
 def new_salt(place: Path) -> bytes:

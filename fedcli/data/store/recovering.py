@@ -27,9 +27,9 @@ from fedcli.data.store.known_rows import FILE, named
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.people import salt_of
 from fedcli.data.store.task_digests import content_of, digest_of
-from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import ArchiveNotWritten, DataError, reason_of
-from fedmodels.files import sync_path
+from fedmodels.facts.data_description import ClientFile, TaskCounts
+from fedmodels.host.files import sync_path
 
 LOST = "its data are lost at the site"
 

@@ -37,7 +37,6 @@ from fedcli.data.store.partition_writer import (
     write_wholes,
     written_whole,
 )
-from fedmodels.class_names import composed, named
 from fedmodels.config.bounds import digest_of
 from fedmodels.config.data import Data
 from fedmodels.config.recipe import (
@@ -48,10 +47,11 @@ from fedmodels.config.recipe import (
     recipe_in,
     recipe_of,
 )
-from fedmodels.data_description import ClientFile, TaskCounts
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.printable import printable
-from fedmodels.resolution import received_data
+from fedmodels.facts.class_names import composed, named
+from fedmodels.facts.data_description import ClientFile, TaskCounts
+from fedmodels.facts.resolution import received_data
 
 FORMAT = 1
 RECIPE = "recipe.path"

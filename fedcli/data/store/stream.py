@@ -19,8 +19,8 @@ from torch import Tensor
 from fedcli.data.arrays import IntArray, content_hashes
 from fedcli.data.store.client_data import ClientData, GlobalTest
 from fedmodels.config.combinations import part_at
-from fedmodels.data_description import Normaliser, ProblemFile
 from fedmodels.errors import DataError
+from fedmodels.facts.data_description import Normaliser, ProblemFile
 
 if TYPE_CHECKING:
     from fedcli.data.store.validation import Validation

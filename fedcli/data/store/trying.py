@@ -12,8 +12,8 @@ from rich.console import Console
 from fedcli.data.store.findings import inspect
 from fedcli.data.store.site import cut, recipe_for
 from fedmodels.config.recipe import NAME
+from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError
-from fedmodels.printable import printable
 
 
 def check_files(

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from fedcli.data.arrays import Inputs, IntArray, strata
 from fedcli.data.store.client_data import ClientData
-from fedmodels.data_description import channel_axis
+from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
-from fedmodels.printable import printable
+from fedmodels.facts.data_description import channel_axis
 
 TABLE = (
     "CREATE TABLE IF NOT EXISTS cells (task INTEGER, label INTEGER, count INTEGER, marks BLOB, "

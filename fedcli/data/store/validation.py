@@ -16,7 +16,7 @@ from fedcli.data.arrays import IntArray, Labelled, check_examples, strata
 from fedcli.data.store.client_data import GROUP, ClientData, save_arrays
 from fedmodels.config.data import Data
 from fedmodels.errors import DataError
-from fedmodels.files import sync_path
+from fedmodels.host.files import sync_path
 
 log = logging.getLogger(__name__)
 

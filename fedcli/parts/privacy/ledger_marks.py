@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmodels.errors import ArchiveError
-from fedmodels.files import write_atomically
+from fedmodels.host.files import write_atomically
 from fedmodels.privacy.ledger_file import LedgerFile
 
 MARKS = "ledgers.json"

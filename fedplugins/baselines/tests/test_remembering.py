@@ -11,8 +11,8 @@ from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.tensors.packed_weights import num_bytes
 from fedmodels.training.run import RunFacts
 from fedsrv.engine.round_parts import RoundParts
-from fedsrv.events import Event
 from fedsrv.launch.progress import Display
+from fedsrv.progress.events import Event
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedmodels.methods.test_conformance import SMALL

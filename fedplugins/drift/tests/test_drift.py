@@ -29,8 +29,8 @@ from fedplugins.drift.server import Drift, figures_of_alarms
 from fedsrv.dashboard.live import charts_of
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step
-from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
+from fedsrv.progress.events import EventLog
 from fedsrv.report.frame import group_runs
 from fedsrv.report.page import page
 from fedsrv.state.run_record import read_run

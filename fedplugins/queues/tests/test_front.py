@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError, RunFailed, RunStopped
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.times import QUEUE_LOOK_S
 from fedpb import PROTOCOL
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -27,12 +27,12 @@ from fedplugins.queues.served_run import MOST_KILLS, ServedRun
 from fedplugins.queues.service import FrontService, NoRun
 from fedplugins.queues.submitting import put
 from fedsrv.cli import app
-from fedsrv.events import Event
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.identity.roles import why_not
+from fedsrv.progress.events import Event
+from fedsrv.progress.watching import check_health, watched
 from fedsrv.state.run_directory import lock
 from fedsrv.transport.listening import listen_at, stop_server
-from fedsrv.watching import check_health, watched
 
 
 @pytest.fixture

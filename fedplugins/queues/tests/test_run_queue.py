@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ArchiveError, ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedplugins.queues import run_queue
 from fedplugins.queues.run_queue import (
     QueuedRun,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedplugins.studies.plan import PlannedRun, Sweep, plan
 from fedplugins.studies.sweeping import run_sweep
 from tests.conftest import TABLES

@@ -12,8 +12,8 @@ from xml.etree import ElementTree
 import pytest
 import tomli_w
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedplugins.studies.outcome import ForPapers, Outcome, read_record, to_json
 from fedplugins.studies.plan import Cell, Sweep, plan
 from fedplugins.studies.tables import charts_of, draw, page, section_of

@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 
 import fedsrv.cli
 from fedmodels.config.presets import preset_file
-from fedmodels.config_file import parse_experiment, read_experiment
 from fedmodels.errors import ConfigError, Interrupted, RunFailed
+from fedmodels.facts.config_file import parse_experiment, read_experiment
 from fedmodels.numerics.metric_tables import metric
-from fedmodels.own_code import with_place
+from fedmodels.own.own_code import with_place
 from fedplugins.studies import execution
 from fedplugins.studies.columns import check_names, faults
 from fedplugins.studies.outcome import Outcome, read_numbers

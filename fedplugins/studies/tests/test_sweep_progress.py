@@ -13,8 +13,8 @@ from rich.console import Console
 from fedplugins.studies import progress as module
 from fedplugins.studies.plan import PlannedRun
 from fedplugins.studies.progress import MAX_SHOWN, SweepProgress
-from fedsrv.event_lines import EventFormatter
-from fedsrv.events import Event
+from fedsrv.progress.event_lines import EventFormatter
+from fedsrv.progress.events import Event
 
 
 @dataclass

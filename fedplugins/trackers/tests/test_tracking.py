@@ -25,11 +25,11 @@ from fedplugins.trackers.prometheus import SHOWN_S, Exporter, QueuedRuns, Scrape
 from fedplugins.trackers.trackers import TRACKERS, results_of, track
 from fedsrv import cli
 from fedsrv.coordinator import Listen, serve
-from fedsrv.events import HAS_FAILED, Event, EventLog, EventQueue
+from fedsrv.progress.events import HAS_FAILED, Event, EventLog, EventQueue
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.run_record import leaves_of
 from fedsrv.state.store import Store
-from fedsrv.trained_models import global_model
+from fedsrv.trained.trained_models import global_model
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedmodels.test_http_server import got
@@ -388,7 +388,7 @@ def test_a_tracker_that_is_slow_gets_what_it_missed(monkeypatch, tmp_path):
     events = EventLog()
     end = track(events, tiny_experiment(tracking={"tensorboard": True}), tmp_path, "the-run")
     for step in range(10):
-        monkeypatch.setattr("fedsrv.events.time.time", lambda step=step: 1000.0 + step)
+        monkeypatch.setattr("fedsrv.progress.events.time.time", lambda step=step: 1000.0 + step)
         events.tell("scores", interaction=step, metrics={"loss": step / 2})
         assert is_at_work.wait(30)
         assert noted.acquire(timeout=30)

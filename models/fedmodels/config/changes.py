@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from fedmodels.code_names import short_name
 from fedmodels.config.bounds import leaves
 from fedmodels.config.combinations import part_at, parts_on
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.own.code_names import short_name
 
 
 def changeable(experiment: Experiment) -> Mapping[str, str]:

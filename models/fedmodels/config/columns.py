@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from fedmodels.class_names import ClassName, alike
 from fedmodels.config.bounds import Positive, PositiveCount, Refusal, StrictTable
 from fedmodels.errors import ConfigError
+from fedmodels.facts.class_names import ClassName, alike
 
 Decimal = Literal[".", ","]
 """The mark before the fraction of a number."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedmodels.class_names import ClassName
 from fedmodels.config.bounds import CodeName, Place, PositiveCount, StrictTable, TableAt
 from fedmodels.errors import ConfigError
+from fedmodels.facts.class_names import ClassName
 
 if TYPE_CHECKING:
     from fedmodels.config.columns import Columns

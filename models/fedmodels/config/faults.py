@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedmodels.code_names import of_a_file
 from fedmodels.config.scenario import Scenario
 from fedmodels.config.sent import kinds_of, known_keys, tables_in
+from fedmodels.console.printable import shown
 from fedmodels.errors import suggestion
-from fedmodels.printable import shown
+from fedmodels.own.code_names import of_a_file
 
 SHOULD_BE = "Input should be "
 _TABLES = ("model_type", "model_attributes_type", "dict_type", "mapping_type", "dataclass_type")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedmodels.code_names import short_name
 from fedmodels.config.bounds import leaves
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.own.code_names import short_name
 
 if TYPE_CHECKING:
     from fedmodels.config.data import Data

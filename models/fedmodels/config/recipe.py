@@ -23,7 +23,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from fedmodels.class_names import ClassName, alike, composed
 from fedmodels.config.bounds import StrictTable, digest_of
 from fedmodels.config.columns import (
     ROLES,
@@ -35,6 +34,7 @@ from fedmodels.config.columns import (
     TimeUnit,
 )
 from fedmodels.errors import ConfigError, RecipeError, reason_of, suggestion
+from fedmodels.facts.class_names import ClassName, alike, composed
 
 NAME = "site.toml"
 MAX_BYTES = 1 << 20

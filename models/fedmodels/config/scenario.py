@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from fedmodels.code_names import is_own
 from fedmodels.config.bounds import CodeName, PositiveCount, StrictTable, TableAt
 from fedmodels.errors import ConfigError
+from fedmodels.own.code_names import is_own
 
 if TYPE_CHECKING:
     from fedmodels.config.timeline import Concepts, Domains, Timeline

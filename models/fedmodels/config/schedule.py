@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from fedmodels.config.bounds import Count, Place, PositiveCount, StrictTable
-from fedmodels.position import Round
+from fedmodels.facts.position import Round
 
 TASKS_IN_TURN = (
     'open = true needs order = "tasks_outer" or "asynchronous", not {!r}: a client goes from one '

@@ -13,10 +13,10 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from fedmodels.code_names import is_own, short_name
 from fedmodels.config.bounds import HERE, NAMED, TableAt, canonical
 from fedmodels.config.combinations import BESIDE
 from fedmodels.config.experiment import Experiment
+from fedmodels.own.code_names import is_own, short_name
 
 
 def without_places(

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
-from fedmodels.code_names import OWN_MODULE, is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.own.code_names import OWN_MODULE, is_own, of_a_file
 from fedmodels.plugins import OURS, folder_of, gone, offered, owner_of
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _load(name: str) -> None:
             f"unknown method {name!r}; known: {', '.join(names())}."
             + (of_a_file(name) or suggestion(name, names()))
         )
-    from fedmodels.own_code import load_entry_point
+    from fedmodels.own.own_code import load_entry_point
 
     load_entry_point(point)
     if name not in _CLASSES:
@@ -107,7 +107,7 @@ def _load(name: str) -> None:
 
 def _own_class(name: str) -> type[Method]:
     """Return the method class that a file defines."""
-    from fedmodels.own_code import own
+    from fedmodels.own.own_code import own
     from fedmodels.training.method import Method
 
     found = own(name)

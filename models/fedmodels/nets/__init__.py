@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from fedmodels.code_names import is_own, of_a_file
 from fedmodels.errors import ConfigError, suggestion
+from fedmodels.own.code_names import is_own, of_a_file
 
 if TYPE_CHECKING:
     from fedmodels.nets.own_net import Batches
@@ -144,12 +144,12 @@ def _builder(name: str) -> Callable[..., SplitNet]:
         build = getattr(importlib.import_module(module), function)
         return build
     if is_own(name):  # looking through installed packages takes milliseconds
-        from fedmodels.own_code import own
+        from fedmodels.own.own_code import own
 
         build = own(name)
         return build
     for point in entry_points(group="fedtide.nets", name=name):
-        from fedmodels.own_code import load_entry_point
+        from fedmodels.own.own_code import load_entry_point
 
         build = load_entry_point(point)
         return build

@@ -15,14 +15,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from fedmodels.code_names import is_own
 from fedmodels.config.combinations import part_at
-from fedmodels.data_description import ProblemFile, channel_axis, first_fault
+from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError, ConfigError, DataError
+from fedmodels.facts.data_description import ProblemFile, channel_axis, first_fault
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, load_weights
 from fedmodels.numerics.metrics import as_one
-from fedmodels.printable import printable
+from fedmodels.own.code_names import is_own
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, Prototypes, Weights
 
@@ -226,7 +226,7 @@ class TrainedModel(nn.Module):
         super().__init__()
         self.facts = facts
         if is_own(facts.net):
-            own_name = part_at("fedmodels.own_code:own_name")
+            own_name = part_at("fedmodels.own.own_code:own_name")
             own_name(facts.net, "net", facts.code_sha256 or None, None)
         shape = tuple(facts.input_shape)
         self.net: SplitNet = make_net(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
-from fedmodels.position import Round
+from fedmodels.facts.position import Round
 
 NEAR = 0.05
 """Distance from the accuracy before a change within which a model has recovered."""

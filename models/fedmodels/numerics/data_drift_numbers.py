@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedmodels.data_description import channel_axis
-from fedmodels.printable import printable
+from fedmodels.console.printable import printable
+from fedmodels.facts.data_description import channel_axis
 
 MAX_VALUES = 784
 """Numbers of an example that are watched at most, beside those of channels."""

@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedmodels.devices import device_of
+from fedmodels.host.devices import device_of
 from fedmodels.numerics.clustering import cluster
 
 ROWS = 1024

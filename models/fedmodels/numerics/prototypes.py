@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.numerics.algebra import class_means
 from fedmodels.tensors.bundle import Prototypes
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from fedmodels.code_names import is_own
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
 from fedmodels.methods import file_of, method_class, names
+from fedmodels.own.code_names import is_own
 from fedmodels.training.method import Method
 
 TAKE = ("fedavg", "fedprox", "fedper", "fedrep", "local", "centralized")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ArchiveNotWritten
-from fedmodels.files import no_locks
+from fedmodels.host.files import no_locks
 from fedmodels.times import LEDGER_WAIT_S
 
 

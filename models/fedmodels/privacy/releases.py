@@ -19,10 +19,10 @@ from typing import Any
 from torch import Tensor
 
 from fedmodels.errors import ArchiveError, ArchiveNotWritten, reason_of
-from fedmodels.files import replacing
-from fedmodels.line_file import append_lines
+from fedmodels.facts.position import Interaction
+from fedmodels.host.files import replacing
+from fedmodels.host.line_file import append_lines
 from fedmodels.numerics.secrecy import SECRET_BYTES, Secret
-from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import tensor_bytes
 
 NAME = "privacy.jsonl"

@@ -19,7 +19,7 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.machine import cores
+from fedmodels.host.machine import cores
 from fedmodels.tensors.bundle import Weights
 from fedmodels.tensors.packed_weights import BlockLayout, PackedWeights, laid_like, packed
 from fedmodels.tensors.weighted_mean import weighted_mean

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount, Share
-from fedmodels.devices import device_of, to_device
-from fedmodels.machine import cores
+from fedmodels.host.devices import device_of, to_device
+from fedmodels.host.machine import cores
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import generator
 from fedmodels.tensors.bundle import Weights

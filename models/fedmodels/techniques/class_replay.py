@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from fedmodels.config.bounds import Count, NonNegative, PositiveCount
+from fedmodels.console.printable import duration, text_of
 from fedmodels.nets.kept_copies import kept_copy
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.algebra import replay_volumes
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.printable import duration, text_of
 from fedmodels.techniques.generator_training import Arch, Lesson
 from fedmodels.techniques.generators import EVALUATIONS, Family, Painter, public, to_images
 from fedmodels.tensors.bundle import Bundle, GeneratorState, Histogram

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.tensors.bundle import Bundle, ClientId, GeneratorState, Histogram, Weights
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import ServerContext

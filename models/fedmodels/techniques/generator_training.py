@@ -20,11 +20,11 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedmodels.devices import to_device
+from fedmodels.console.printable import duration, text_of
+from fedmodels.host.devices import to_device
 from fedmodels.nets.generative import ddpm, gan, gan_groups
 from fedmodels.nets.generative.gan_groups import Layer, grouped, rows_of
 from fedmodels.numerics.randomness import generator, seeded
-from fedmodels.printable import duration, text_of
 from fedmodels.techniques.moments import load_moments, moments_of
 from fedmodels.tensors.bundle import Weights
 from fedmodels.times import LONG_S

@@ -24,8 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
+from fedmodels.host.devices import to_device
 from fedmodels.nets.generative import ddpm, dpm_solver, gan
 from fedmodels.nets.generative.gan_groups import grouped, rows_of
 from fedmodels.numerics.randomness import generator, seeded

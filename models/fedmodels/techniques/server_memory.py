@@ -24,8 +24,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedmodels.devices import device_of
 from fedmodels.errors import PayloadError
+from fedmodels.host.devices import device_of
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import seeded
 from fedmodels.techniques.continual import (

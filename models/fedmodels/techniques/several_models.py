@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmodels.devices import to_device
 from fedmodels.errors import PayloadError
+from fedmodels.host.devices import to_device
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.roles import under
 from fedmodels.training.contexts import ClientContext

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, TensorSpec, safe_open, serialize_file
 from torch import Tensor
 from zlib_ng import zlib_ng
 
+from fedmodels.console.printable import printable
 from fedmodels.errors import (
     ArchiveError,
     ArchiveNotRead,
@@ -31,8 +32,7 @@ from fedmodels.errors import (
     PayloadError,
     reason_of,
 )
-from fedmodels.files import replacing, sha256_of
-from fedmodels.printable import printable
+from fedmodels.host.files import replacing, sha256_of
 from fedmodels.tensors import stored
 from fedmodels.tensors.bundle import DTYPE_NAMES, Bundle, tensor_bytes
 from fedmodels.tensors.packed_weights import PackedWeights

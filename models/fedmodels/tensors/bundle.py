@@ -20,9 +20,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from fedmodels.client_ids import EVALUATOR as EVALUATOR
-from fedmodels.client_ids import ClientId as ClientId
 from fedmodels.errors import PayloadError
+from fedmodels.facts.client_ids import EVALUATOR as EVALUATOR
+from fedmodels.facts.client_ids import ClientId as ClientId
 from fedmodels.tensors.packed_weights import UNKNOWN_TO_NUMPY, PackedWeights, flatten, num_bytes
 
 Weights = Mapping[str, Tensor]

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedmodels.errors import ArchiveError, ArchiveReplaced
-from fedmodels.files import linked, replacing, sha256_of, stamp_of, sync_path
+from fedmodels.host.files import linked, replacing, sha256_of, stamp_of, sync_path
 
 NOTE = "stored.sha256"
 MAX_BYTES = 64 << 10

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmodels.errors import PayloadError
-from fedmodels.machine import cores
+from fedmodels.host.machine import cores
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedmodels.tensors.packed_weights import (
     BlockLayout,

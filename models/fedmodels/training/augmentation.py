@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedmodels.config.training import Training
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 
 BORDER = 4
 """Pixels around an image out of which ``crop-flip`` cuts."""

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fedmodels.facts.position import Interaction, Round, Stage, Task
 from fedmodels.nets.split import SplitNet
 from fedmodels.numerics.randomness import derive_seed
-from fedmodels.position import Interaction, Round, Stage, Task
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, ClientId
 from fedmodels.training.run import RunFacts
 

@@ -16,9 +16,9 @@ from functools import cache
 from fedmodels.config.combinations import part_at
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.position import Interaction
 from fedmodels.numerics.metric_names import is_written_by_runs
 from fedmodels.numerics.randomness import derive_seed, started
-from fedmodels.position import Interaction
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.asked import asked

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedmodels.config.experiment import Experiment, NetTable
 from fedmodels.errors import ArchiveError, ConfigError
-from fedmodels.files import sha256_of
+from fedmodels.host.files import sha256_of
 from fedmodels.nets.split import SplitNet
 from fedmodels.tensors.archive import is_plain, load, plain_tensors
 from fedmodels.tensors.bundle import Weights

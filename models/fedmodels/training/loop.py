@@ -17,8 +17,8 @@ from torch import Tensor
 
 from fedmodels.config.combinations import part_at
 from fedmodels.config.training import Training
-from fedmodels.devices import is_gpu, to_device
 from fedmodels.errors import ConfigError, TrainingFailed
+from fedmodels.host.devices import is_gpu, to_device
 from fedmodels.nets.split import BATCH, SplitNet, embed
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.training import LrSchedule, Training
-from fedmodels.devices import is_gpu
 from fedmodels.errors import ConfigError
+from fedmodels.host.devices import is_gpu
 from fedmodels.training.contexts import ClientContext
 
 FUSED = ("sgd", "adam", "adamw")

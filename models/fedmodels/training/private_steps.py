@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from fedmodels.config.privacy import Privacy
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.facts.position import Interaction
 from fedmodels.nets.independent import rows_are_independent
 from fedmodels.numerics.secrecy import Secret
-from fedmodels.position import Interaction
 from fedmodels.privacy.accounting import GaussianReleases, least_noise
 from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.training.asked import asked, reads_history

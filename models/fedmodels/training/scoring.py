@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedmodels.config.experiment import Experiment
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.numerics.metrics import ClassCounts, as_one
 from fedmodels.numerics.randomness import seeded
 from fedmodels.tensors.bundle import Bundle

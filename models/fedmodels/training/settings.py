@@ -12,8 +12,8 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from fedmodels.console.printable import shown
 from fedmodels.errors import ConfigError, FedtideError, suggestion
-from fedmodels.printable import shown
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

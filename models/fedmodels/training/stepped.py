@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.training.contexts import ClientContext
 from fedmodels.training.method import Method
 

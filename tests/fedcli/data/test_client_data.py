@@ -21,8 +21,8 @@ from fedcli.data.store.partition_writer import (
     write_partition,
 )
 from fedmodels.config.scenario import Scenario
-from fedmodels.data_description import Normaliser
 from fedmodels.errors import DataError
+from fedmodels.facts.data_description import Normaliser
 
 SCENARIOS: TypeAdapter[Scenario] = TypeAdapter(Scenario)
 

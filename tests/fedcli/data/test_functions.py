@@ -18,7 +18,7 @@ from fedmodels.config.changes import forbidden_changes
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Iid
 from fedmodels.errors import DataError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.launch.given_data import check_given_data
 from fedsrv.launch.hosts import notes_in
 from tests.conftest import TABLES
@@ -218,7 +218,7 @@ def test_pictures_with_channels_last_are_noted(tmp_path, caplog, shape, is_noted
 def test_a_launch_repeats_the_notes_of_its_partition(tmp_path):
     log = tmp_path / "partition.log"
     note = "2026-01-01 WARNING fedcli.data.own.examples: note: turn them\n"
-    other = "2026-01-01 WARNING fedmodels.resolution: note: said before\n"
+    other = "2026-01-01 WARNING fedmodels.facts.resolution: note: said before\n"
     log.write_text(note + other + note)
     assert notes_in(log) == ["note: turn them"]
     assert notes_in(tmp_path / "none") == []

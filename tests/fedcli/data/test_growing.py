@@ -31,7 +31,7 @@ from fedcli.data.store.site import cut
 from fedcli.data.store.stream import TaskStream
 from fedcli.data.store.validation import Validation
 from fedmodels.errors import ArchiveNotWritten, DataError
-from fedmodels.run_classes import ClassChange, RunClasses
+from fedmodels.facts.run_classes import ClassChange, RunClasses
 from tests.fedcli.data import test_partition_store as stores
 from tests.fedcli.data.test_own_data import own
 from tests.fedcli.data.test_site import TABLE, recording

@@ -14,7 +14,7 @@ from fedcli.data.store.commands import run_partition
 from fedcli.data.store.findings import SHARING, inspect
 from fedcli.data.store.partition_writer import Layout
 from fedmodels.config.scenario import Drawn, ReplayTable
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 
 QUIET = Console(quiet=True)
 SHARED = [

@@ -23,7 +23,7 @@ from fedmodels.config.scenario import Iid, Natural
 from fedmodels.nets import make_net
 from fedmodels.nets.trained import ModelFacts, TrainedModel
 from fedmodels.numerics.randomness import seeded
-from fedsrv.export import export
+from fedsrv.trained.export import export
 from tests.fedcli.data.new_files import read_new
 
 pandas = pytest.importorskip("pandas")

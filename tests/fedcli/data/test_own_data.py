@@ -25,7 +25,7 @@ from fedcli.data.store.findings import inspect
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
 from fedmodels.errors import ClientFailed, ConfigError, DataError, PayloadError, RunFailed
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.engine.admission import Admission
 from fedtide.inprocess import run_in_process
 

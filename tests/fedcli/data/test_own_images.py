@@ -21,8 +21,8 @@ from fedmodels.config.data import Data
 from fedmodels.config.origin import differences
 from fedmodels.config.scenario import Iid
 from fedmodels.errors import ConfigError, DataError
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.nets.trained import TrainedModel
-from fedmodels.resolution import experiment_of
 from tests.fedcli.data.new_files import read_new
 
 

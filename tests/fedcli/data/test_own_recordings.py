@@ -16,7 +16,7 @@ from fedcli.data.sets.registry import load
 from fedmodels.config.columns import Columns
 from fedmodels.config.data import Data
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 
 pandas = pytest.importorskip("pandas")
 

@@ -13,7 +13,7 @@ from fedmodels.config.origin import differences
 from fedmodels.config.scenario import OwnScenario
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.resolution import experiment_of, received_experiment
+from fedmodels.facts.resolution import experiment_of, received_experiment
 from fedtide.inprocess import launch_in_process
 from tests.conftest import tiny_experiment
 

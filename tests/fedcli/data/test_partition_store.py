@@ -25,7 +25,7 @@ from fedcli.data.store.partition_writer import (
     write_partition,
 )
 from fedmodels.errors import ConfigError, DataError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.launch.given_data import check_given_data, check_net, name_of
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment

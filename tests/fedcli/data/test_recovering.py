@@ -17,8 +17,8 @@ from fedcli.data.store.partition_writer import Layout
 from fedcli.data.store.people import salt_of
 from fedcli.data.store.recovering import LOST, Recovered, recover_tasks
 from fedcli.data.store.task_digests import content_of, digest_of
-from fedmodels.data_description import ClientFile
 from fedmodels.errors import DataError
+from fedmodels.facts.data_description import ClientFile
 from fedpb.tables import description_of
 from fedpb.v1.coordinator_pb2 import PrepareResponse
 from tests.fedcli.data import test_partition_store as stores

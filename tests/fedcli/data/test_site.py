@@ -16,7 +16,7 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.own_files import is_cut
 from fedcli.data.store.site import cut
 from fedmodels.errors import ConfigError, DataError, PayloadError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.engine.admission import Admission
 
 TABLE = {

@@ -17,8 +17,8 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.usual import cells_of, unlike
 from fedmodels.config.data import Data
-from fedmodels.data_description import HIDDEN, UNUSUAL
 from fedmodels.errors import DataError
+from fedmodels.facts.data_description import HIDDEN, UNUSUAL
 
 BODY = 36 + np.arange(10) / 10
 """Ten temperatures: the quantiles of 5 and 95 % are 36.045 and 36.855, 0.81 apart."""

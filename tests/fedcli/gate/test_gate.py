@@ -19,8 +19,8 @@ from fedcli.runtime.link import Link, Membership
 from fedcli.runtime.worker import Result
 from fedmodels import methods
 from fedmodels.config.combinations import LISTED
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, LinkError
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.nets.alp import INFLUENCE
 from fedmodels.tensors.bundle import Bundle, Problem
 from fedmodels.training import asked

@@ -11,8 +11,8 @@ import pytest
 
 from fedcli.gate.privacy_floor import PrivacyFloor
 from fedcli.gate.rules import Rules
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
 
 FLOOR = "level=client,epsilon=2,delta=1e-05"
 RUN = """

@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 import fedtide
 from fedcli.runtime import patience
 from fedcli.runtime.worker import Progress
-from fedmodels import commands, shortages
+from fedmodels.console import commands
 from fedmodels.errors import ArchiveNotWritten
+from fedmodels.host import shortages
 from fedmodels.tensors import archive
 from fedpb.v1 import coordinator_pb2 as rpc
 from tests.fedcli.test_serving import TINY

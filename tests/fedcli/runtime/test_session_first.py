@@ -15,7 +15,7 @@ from fedcli.runtime.sessions import Session, SessionFile
 from fedmodels.errors import PayloadError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
 

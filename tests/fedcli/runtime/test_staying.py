@@ -22,10 +22,10 @@ from fedcli.joining import host_of
 from fedcli.runtime import staying
 from fedcli.runtime.link import Link
 from fedcli.runtime.staying import OVER_S, SITE_LOOK_S, Address, Outcome, each_run, stay
-from fedmodels.config_file import parse_experiment
+from fedmodels.console.options import words_of
 from fedmodels.errors import ConfigError, LinkError
-from fedmodels.options import words_of
-from fedmodels.staying import NEW_RUNS
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.host.staying import NEW_RUNS
 from fedpb.tables import table_of
 from fedpb.told import Passed
 from fedpb.v1 import coordinator_pb2 as rpc

@@ -24,7 +24,7 @@ from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.client_profile import Profile
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool

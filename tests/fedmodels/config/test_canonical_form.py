@@ -19,8 +19,8 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import differences
 from fedmodels.config.presets import preset_files
 from fedmodels.config.sent import settings_digest
-from fedmodels.config_file import parse_experiment
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.facts.resolution import experiment_of
 
 OWN_NETS = """
 [net]

@@ -6,11 +6,11 @@ import tomli_w
 
 from fedmodels.config.changes import difference
 from fedmodels.config.presets import preset_file, preset_files
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.nets import make_net
 from fedmodels.nets.alp import alp_layers
-from fedmodels.resolution import experiment_of
 
 MIN_EXAMPLES = 60
 """Raise it with every example that is added: a search that finds nothing must not pass."""

@@ -23,9 +23,9 @@ from fedmodels.config.part import (
 )
 from fedmodels.config.sent import table_in, without_places
 from fedmodels.errors import ConfigError
+from fedmodels.facts.resolution import received_experiment
 from fedmodels.numerics.metric_tables import OF_PLUGINS
-from fedmodels.resolution import received_experiment
-from fedsrv.catalogue import meanings_of
+from fedsrv.reference.catalogue import meanings_of
 from tests.conftest import TABLES
 
 

@@ -16,11 +16,11 @@ from fedmodels.config.bounds import HERE, NAMED
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import tables_in, without_places
 from fedmodels.errors import ConfigError
+from fedmodels.facts.resolution import received_experiment
 from fedmodels.methods import method_class
 from fedmodels.methods import names as method_names
 from fedmodels.nets import check_net, net_names
 from fedmodels.nets.alp import ALP
-from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.asked import reported
 from fedmodels.training.hooks import init_client
@@ -226,7 +226,7 @@ def test_code_that_a_file_only_imports_is_not_to_be_named(tmp_path):
         "def net(*, num_classes, input_shape):\n    return mlp(num_classes, input_shape)\n"
     )
     file.write_text(text)
-    from fedmodels.files import sha256_of
+    from fedmodels.host.files import sha256_of
 
     def receive(inside: str) -> Experiment:
         net = {"name": f"mine.py:{inside}", "code_sha256": sha256_of(file)}

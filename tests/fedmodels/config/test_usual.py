@@ -6,8 +6,8 @@ import pytest
 
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError
-from fedmodels.resolution import received_experiment
-from fedmodels.usual import usual_keys
+from fedmodels.facts.resolution import received_experiment
+from fedmodels.facts.usual import usual_keys
 from fedpb.tables import table_of, usual_of, values_of
 from fedpb.v1.table_pb2 import Table
 from tests.conftest import tiny_experiment

@@ -14,7 +14,7 @@ from fedmodels import methods
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.nets import check_net
-from fedsrv.catalogue import method_table, methods_table
+from fedsrv.reference.catalogue import method_table, methods_table
 from fedtide.runs import _tables
 from tests.conftest import tiny_experiment
 

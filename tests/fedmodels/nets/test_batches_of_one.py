@@ -13,7 +13,7 @@ from fedmodels.nets import make_net
 from fedmodels.nets.cost import multiply_adds
 from fedmodels.nets.split import SplitNet, embeddings, weights_of
 from fedmodels.nets.trained import ModelFacts, TrainedModel
-from fedmodels.own_code import renew
+from fedmodels.own.own_code import renew
 
 NET = """
 import torch

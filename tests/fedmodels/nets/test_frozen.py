@@ -22,7 +22,7 @@ from fedmodels.training.hooks import as_uploads, init_server, reduce, takes_froz
 from fedmodels.training.initial_weights import pin_weights
 from fedmodels.training.loop import train_locally
 from fedmodels.training.run import RunFacts
-from fedsrv.trained_models import personal_model
+from fedsrv.trained.trained_models import personal_model
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import server_context
 from tests.conftest import context_of, method_of, payload_of, tiny_experiment

@@ -11,7 +11,7 @@ import torch
 from fedmodels.errors import ConfigError
 from fedmodels.nets import make_net
 from fedmodels.nets.split import SplitNet, weights_of
-from fedmodels.own_code import renew
+from fedmodels.own.own_code import renew
 
 START = "import torch\nfrom torch import nn\n"
 METHOD = """

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedmodels.errors import ArchiveError, ArchiveNotWritten, OrderDeclined
+from fedmodels.host.shortages import is_passing
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of, renyi_epsilon_of
 from fedmodels.privacy.exposures import (
     MAX_COMPARED,
@@ -20,7 +21,6 @@ from fedmodels.privacy.exposures import (
     largest,
 )
 from fedmodels.privacy.ledger import Charge, PrivacyLedger
-from fedmodels.shortages import is_passing
 
 pytest.importorskip("dp_accounting", reason="needs the extra privacy")
 DELTA = 1e-3

@@ -15,7 +15,7 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.numerics.secrecy import Secret
 from fedmodels.privacy.coverage import BESIDE, assumptions, told_beside
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.journal import Journal
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment

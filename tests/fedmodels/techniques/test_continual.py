@@ -27,7 +27,7 @@ from fedmodels.training.run import RunFacts
 from fedsrv.engine.client_profile import Profile, common_limits
 from fedsrv.engine.plan import Plan
 from fedsrv.engine.round_parts import RoundParts
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, transported
 from tests.conftest import tiny_experiment

@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, threading
-from fedmodels.machine import keep_large_blocks
+from fedmodels.host.machine import keep_large_blocks
 if sys.argv[1] == "kept":
     assert keep_large_blocks()
 held, barrier = [], threading.Barrier(4)

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from zlib_ng import zlib_ng
 
 from fedmodels.errors import ArchiveError, ArchiveReplaced
-from fedmodels.files import sha256_of
+from fedmodels.host.files import sha256_of
 from fedmodels.tensors import archive, stored
 from fedmodels.tensors.archive import load, save
 from fedmodels.tensors.bundle import Bundle, tensor_bytes
@@ -58,7 +58,7 @@ def test_a_crash_before_the_new_name_leaves_a_file_that_is_taken(tmp_path, monke
         if dies_at == "note":
             patched.setattr(place, "note", dies)
         else:
-            patched.setattr("fedmodels.files.os.replace", dies)
+            patched.setattr("fedmodels.host.files.os.replace", dies)
         with pytest.raises(KeyboardInterrupt):
             save(path, bundle(2), {}, noted=NAME)
     assert load(path)[0].weights["w"][0] == 1

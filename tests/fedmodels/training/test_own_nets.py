@@ -8,8 +8,8 @@ import torch
 from fedmodels.config.experiment import ClientsNet, NetTable
 from fedmodels.config.sent import without_places
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.facts.resolution import received_experiment
 from fedmodels.methods import make, names
-from fedmodels.resolution import received_experiment
 from fedmodels.tensors.bundle import Bundle, Problem, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec
 from fedmodels.training.contexts import START, ClientContext, ServerContext

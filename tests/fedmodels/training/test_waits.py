@@ -15,7 +15,7 @@ import torch
 
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
-from fedmodels.devices import to_device
+from fedmodels.host.devices import to_device
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.nets import make_net
 from fedmodels.nets.split import weights_of

@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from fedmodels.charts import svg
+from fedmodels.console.charts import svg
+from fedmodels.console.printable import bytes_text
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.numerics.metric_tables import metric
-from fedmodels.printable import bytes_text
 from fedsrv.dashboard.live import (
     MAX_CLIENTS,
     QUANTILES,
@@ -36,8 +36,8 @@ from fedsrv.dashboard.live import (
     show,
     show_several,
 )
-from fedsrv.events import Event, EventLog
-from fedsrv.run_status import ClientStatus, RunStatus
+from fedsrv.progress.events import Event, EventLog
+from fedsrv.progress.run_status import ClientStatus, RunStatus
 from fedsrv.state.run_record import read_run
 from fedtide.inprocess import run_in_process
 from fedtide.testing.trial import tiny_experiment

@@ -7,8 +7,8 @@ import pytest
 from fedcli.data.store.client_data import ClientData
 from fedcli.data.store.stream import TaskStream
 from fedmodels.errors import ConfigError, DataError
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.methods import method_class, names
-from fedmodels.resolution import experiment_of
 from fedtide.inprocess import run_in_process
 from tests.conftest import TABLES, records_of
 from tests.fedmodels.methods.test_conformance import experiment_for

@@ -7,7 +7,7 @@ import pytest
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.admission import Admission
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.refusals import UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool

@@ -10,8 +10,8 @@ import pytest
 from fedcli.data.store.client_data import ClientData
 from fedcli.joining import count_detail_in
 from fedcli.runtime.worker import Result
-from fedmodels.data_description import ClientFile, TaskCounts
 from fedmodels.errors import ConfigError, LinkError, PayloadError
+from fedmodels.facts.data_description import ClientFile, TaskCounts
 from fedmodels.tensors.bundle import Problem
 from fedmodels.training.asked import check_announcement
 from fedmodels.training.run import RunFacts

@@ -18,9 +18,9 @@ from fedmodels.errors import ClientFailed, ConfigError, OrderDeclined, TooFewCli
 from fedmodels.privacy.accounting import GaussianReleases, epsilon_of
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.events import EventLog
 from fedsrv.parts.example_privacy import ExamplePrivacy, why_declined
 from fedsrv.parts.stages import RunPaused
+from fedsrv.progress.events import EventLog
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
 from tests.fedsrv.engine.test_private_rounds import BESIDE

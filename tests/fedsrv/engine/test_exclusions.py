@@ -7,11 +7,11 @@ from contextlib import ExitStack
 import pytest
 
 from fedmodels.config.server import Server
-from fedmodels.config_file import read_experiment
 from fedmodels.errors import ConfigError, PayloadError
+from fedmodels.facts.config_file import read_experiment
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.events import EventLog
 from fedsrv.parts.exclusions import Exclusions, warned_in_a_row
+from fedsrv.progress.events import EventLog
 from fedsrv.state.decisions import EXCLUDE
 from fedsrv.state.store import Store
 from fedtide.inprocess import launch_in_process, run_in_process

@@ -19,9 +19,9 @@ from fedmodels.errors import RunFailed
 from fedmodels.training.secure_upload import SecureUpload
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.commits import Commits
-from fedsrv.events import EventLog
 from fedsrv.parts.secure_failures import IN_A_ROW, SpoiledSums
 from fedsrv.parts.secure_rounds import hidden_line
+from fedsrv.progress.events import EventLog
 from fedsrv.state.verification import falsified
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process

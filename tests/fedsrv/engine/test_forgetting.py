@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcli.prediction import personal_file
+from fedcli.predicting.prediction import personal_file
 from fedcli.serving.live_model import LiveModel, NoModelYet
 from fedmodels.errors import ConfigError, DataError
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -21,7 +21,7 @@ from fedsrv.state.lineage import lineage_of
 from fedsrv.state.recovery import recover
 from fedsrv.state.state_files import StateFiles
 from fedsrv.state.store import Store
-from fedsrv.trained_models import personal_model
+from fedsrv.trained.trained_models import personal_model
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment
 from tests.fedsrv.engine.test_open_run import Dies

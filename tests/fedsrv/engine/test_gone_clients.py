@@ -9,11 +9,11 @@ import pytest
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import _tell_the_beginning, write_facts
-from fedsrv.event_lines import EventFormatter
-from fedsrv.events import EventLog
+from fedsrv.progress.event_lines import EventFormatter
+from fedsrv.progress.events import EventLog
+from fedsrv.progress.run_status import RunStatus
 from fedsrv.report.frame import group_runs
 from fedsrv.report.story import story
-from fedsrv.run_status import RunStatus
 from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort

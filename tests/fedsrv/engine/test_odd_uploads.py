@@ -9,8 +9,8 @@ from torch.nn.functional import cosine_similarity
 
 import fedtide
 from fedcli.runtime.worker import Worker
-from fedmodels.config_file import read_experiment
 from fedmodels.errors import ClientFailed, TooFewClients
+from fedmodels.facts.config_file import read_experiment
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured, against
 from fedpb.failures import failed_by
@@ -18,8 +18,8 @@ from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine import comparison
 from fedsrv.engine.cohort import Answers, too_few
 from fedsrv.engine.comparison import agreed_on, far_out, oddities, standing_out
-from fedsrv.events import EventLog
 from fedsrv.parts.odd_uploads import OddUploads, first_odd
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests.conftest import records_of, tiny_experiment

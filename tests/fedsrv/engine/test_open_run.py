@@ -27,19 +27,19 @@ from fedmodels.config.data import Data
 from fedmodels.config.experiment import Trigger
 from fedmodels.config.open_changes import waits_for_most
 from fedmodels.config.training import LrSchedule
-from fedmodels.data_description import ClientFile
 from fedmodels.errors import ConfigError, PayloadError, RunFailed
-from fedmodels.position import Interaction
-from fedmodels.run_classes import RunClasses
+from fedmodels.facts.data_description import ClientFile
+from fedmodels.facts.position import Interaction
+from fedmodels.facts.run_classes import RunClasses
 from fedmodels.training.optimizer import factor_at
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.report_validator import ReportValidator
 from fedsrv.engine.summary import forgetting_of_streams
-from fedsrv.events import EventLog
 from fedsrv.parts.exclusions import Exclusions
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_plan import Growth, movers
 from fedsrv.parts.stages import OpenRuns, RunPaused, Stages
+from fedsrv.progress.events import EventLog
 from fedsrv.state.decisions import CLOSE, EXCLUDE, RETIRE, SET_ASIDE, decide
 from fedsrv.state.recovery import recover
 from fedsrv.state.store import Store

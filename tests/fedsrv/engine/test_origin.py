@@ -11,7 +11,7 @@ import pytest
 from fedcli.data.store.client_data import ClientData
 from fedcli.runtime.answers import raise_if_final
 from fedmodels.errors import ConfigError, DataError, PayloadError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR
 from fedsrv.engine.admission import MAX_TASKS, Admission, OtherPartition
 from fedsrv.engine.summary import summarise

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedcli.data.store.growing import add_task
-from fedmodels.class_names import MAX_LETTERS, alike, named, near
 from fedmodels.errors import DataError, PayloadError, RunFailed
+from fedmodels.facts.class_names import MAX_LETTERS, alike, named, near
 from fedsrv.engine.admission import Admission
 from fedsrv.parts.open_admission import OpenAdmission, first_classes, spelt
 from fedsrv.parts.stages import RunPaused

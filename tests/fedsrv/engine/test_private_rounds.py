@@ -22,9 +22,9 @@ from fedmodels.tensors.bundle import Problem
 from fedmodels.training.private_uploads import noise_share
 from fedmodels.training.run import RunFacts
 from fedsrv.parts.exclusions import Exclusions
+from fedsrv.progress.run_status import RunStatus
 from fedsrv.report.frame import group_runs
 from fedsrv.report.story import story
-from fedsrv.run_status import RunStatus
 from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedsrv.state.verification import verified

@@ -20,12 +20,11 @@ from fedcli.data.store.growing import add_task
 from fedcli.data.store.stream import TaskStream
 from fedcli.data.store.validation import Validation
 from fedmodels.errors import PayloadError, RunFailed
+from fedmodels.facts.run_classes import ClassChange, RunClasses
 from fedmodels.nets.trained import TrainedModel
-from fedmodels.run_classes import ClassChange, RunClasses
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import write_facts
 from fedsrv.engine.client_profile import Profile
-from fedsrv.events import EventLog
 from fedsrv.parts import stages
 from fedsrv.parts.open_admission import OpenAdmission
 from fedsrv.parts.open_buffer import kept_orders
@@ -33,9 +32,10 @@ from fedsrv.parts.open_plan import Growth, OpenPlan, classes_of
 from fedsrv.parts.open_wishes import checked, told_of
 from fedsrv.parts.stages import OpenRuns, RunPaused, Stages, names_after
 from fedsrv.parts.stages import closing as closed
+from fedsrv.progress.events import EventLog
 from fedsrv.state.decisions import CLASSES, CLOSE, EXCLUDE, decide
 from fedsrv.state.store import Store
-from fedsrv.trained_models import global_model
+from fedsrv.trained.trained_models import global_model
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of
 from tests.fedcli.data.test_growing import images

@@ -16,7 +16,7 @@ from fedmodels.training.contexts import ServerState
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.relay.grouped_intake import groups_of
 from fedtide.inprocess import InProcessCohort, run_in_process
 from fedtide.testing.trial import registered, server_context, tiny_experiment

@@ -12,8 +12,8 @@ from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import StateLost
 from fedsrv.engine.commits import Commits, Syncer
 from fedsrv.engine.rounds import Engine
-from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
+from fedsrv.progress.events import EventLog
 from fedsrv.state.history import History, LossTooLarge
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort

@@ -14,7 +14,7 @@ from fedcli.data.store.commands import run_partition
 from fedcli.runtime import workers
 from fedcli.runtime.workers import Workers
 from fedmodels.errors import ArchiveError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedmodels.tensors.bundle import EVALUATOR, Bundle, Problem
 from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
@@ -24,9 +24,9 @@ from fedsrv.engine.commits import record_of
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step, scorers
-from fedsrv.event_lines import EventFormatter
-from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
+from fedsrv.progress.event_lines import EventFormatter
+from fedsrv.progress.events import EventLog
 from fedsrv.state.record import Durations, Record, Traffic
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process

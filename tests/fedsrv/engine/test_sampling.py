@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from fedmodels.errors import ConfigError
-from fedsrv.availability import is_there, read_availability, with_digest
+from fedsrv.engine.availability import is_there, read_availability, with_digest
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import draw_cohort, steps
-from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
 from tests.conftest import records_of, tiny_experiment

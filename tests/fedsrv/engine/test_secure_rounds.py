@@ -20,9 +20,9 @@ from fedmodels.methods.fedavg import FedAvg
 from fedmodels.tensors.bundle import Bundle
 from fedpb.peer_certificates import PeerCertificates
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.events import EventLog
 from fedsrv.identity.certificates import Authority, init_authority, issue
 from fedsrv.parts import secure_group
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import launch_in_process, run_in_process
 from tests import liars

@@ -10,11 +10,11 @@ import pytest
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ConfigError
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.engine.rounds import Engine
-from fedsrv.event_lines import EventFormatter
-from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
+from fedsrv.progress.event_lines import EventFormatter
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort
 

@@ -16,9 +16,9 @@ from fedmodels.errors import DataError, PayloadError, TooFewClients
 from fedpb.tables import client_json_of, description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
-from fedsrv.events import EventLog
 from fedsrv.parts.open_plan import Growth, movers
 from fedsrv.parts.stages import BY_HAND, BY_SITE, OpenRuns
+from fedsrv.progress.events import EventLog
 from fedsrv.state.decisions import SET_ASIDE, decide
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.store import Store

@@ -13,12 +13,12 @@ import pytest
 
 from fedcli.data.store.growing import add_task
 from fedmodels.errors import ConfigError
+from fedmodels.facts.position import Stage, Task
 from fedmodels.methods import make
-from fedmodels.position import Stage, Task
 from fedsrv.engine.cohort import News
-from fedsrv.events import EventLog
 from fedsrv.parts.open_plan import Growth, stage_cohort, stage_steps
 from fedsrv.parts.stages import RunPaused, Stages
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedtide.inprocess import run_in_process

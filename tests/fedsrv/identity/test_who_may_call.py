@@ -17,10 +17,10 @@ from fedpb.identities import role_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import front_pb2
 from fedsrv.coordinator import Listen
-from fedsrv.events import EventLog
 from fedsrv.identity import certificates as certs
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.roles import MAY
+from fedsrv.progress.events import EventLog
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import RelayedTrips
 from fedsrv.relay.uplink import Uplink

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from fedsrv.coordinator import Listen, serve, write_facts
-from fedsrv.events import Event, EventLog
+from fedsrv.progress.events import Event, EventLog
 from tests.conftest import tiny_experiment
 
 

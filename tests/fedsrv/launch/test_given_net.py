@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError
+from fedmodels.facts.config_file import parse_experiment
 from fedsrv.launch.given_data import check_net
 
 CONFIG = "[net]\nname = 'mlp'\nhidden = {}\n[method]\nname = 'fedavg'"

@@ -12,15 +12,15 @@ import pytest
 from rich.console import Console
 
 from fedmodels.errors import DataError, RunFailed
+from fedmodels.host.processes import Child, ProcessLine, next_said, started
 from fedmodels.methods.fedavg import FedAvg
-from fedmodels.own_code import own
-from fedmodels.processes import Child, ProcessLine, next_said, started
+from fedmodels.own.own_code import own
 from fedsrv.coordinator import _run_to_the_end
-from fedsrv.events import HAS_FAILED, Event, EventLog
 from fedsrv.launch import launcher
 from fedsrv.launch.hosts import error_in
 from fedsrv.launch.launcher import Launch
 from fedsrv.launch.progress import PlainLines
+from fedsrv.progress.events import HAS_FAILED, Event, EventLog
 from tests.conftest import tiny_experiment
 
 # --- one process ----------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_the_error_in_no_log(tmp_path):
 
 INTERRUPTED = """
 import queue, signal, sys, threading
-from fedmodels.processes import next_said
+from fedmodels.host.processes import next_said
 
 begun = threading.Event()
 

@@ -8,9 +8,9 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from fedsrv.events import Event
 from fedsrv.launch import progress
 from fedsrv.launch.progress import Display, GivenLines, JsonProgress, PlainLines
+from fedsrv.progress.events import Event
 
 HAPPENED = [
     Event("listening", detail={"address": "127.0.0.1:5", "clients": 2, "needed": 2}),

@@ -14,15 +14,15 @@ from rich.console import Console
 
 from fedcli.cli import main as fedcli
 from fedmodels.config.places import check_address, check_gpu, gpu_of, http_place
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, RunFailed
-from fedmodels.resolution import experiment_of
+from fedmodels.facts.config_file import parse_experiment
+from fedmodels.facts.resolution import experiment_of
 from fedsrv.cli import main as fedsrv
 from fedsrv.commands.watchers import wanted
 from fedsrv.coordinator import Listen, serve, write_facts
-from fedsrv.events import EventLog
 from fedsrv.launch.launcher import check_resumed, check_start, show_end
 from fedsrv.launch.progress import JsonProgress, PlainLines
+from fedsrv.progress.events import EventLog
 from fedsrv.state.run_directory import beginning, launching
 from fedtide.inprocess import launch_in_process
 from tests.conftest import TABLES, tiny_experiment
@@ -403,7 +403,7 @@ def test_the_config_of_a_run_outlives_a_loss_of_power(tmp_path, monkeypatch):
     """The beginning of a config is a config: a resume would be refused for what it lacks."""
     synced: list[str] = []
     monkeypatch.setattr(
-        "fedmodels.files.sync_path",
+        "fedmodels.host.files.sync_path",
         lambda path: synced.append(path.read_text() if path.is_file() else str(path)),
     )
     experiment = tiny_experiment(seed=3)

@@ -3,8 +3,8 @@
 import json
 import logging
 
-from fedsrv.event_lines import EventPrinter
-from fedsrv.events import EventLog
+from fedsrv.progress.event_lines import EventPrinter
+from fedsrv.progress.events import EventLog
 
 
 def printed(prints, capsys):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from fedmodels.errors import ConfigError
 from fedsrv.commands import watchers as module
 from fedsrv.commands.watchers import Watcher, wanted, with_watchers
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 
 TOLD: list[object] = []
 LAMP = Watcher("--lamp-port", "A lamp.", lambda *given: TOLD.append(given) or TOLD.clear)

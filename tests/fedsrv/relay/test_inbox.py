@@ -17,7 +17,7 @@ from fedpb import AGAIN_AFTER, CROWDED, SET_OUT
 from fedpb.codec import encode
 from fedpb.frames import MESSAGE_BYTES
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.relay.relaying import Relaying
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.trips import SUMS_BY, Delivery, PassedOn, RelayedRun, RelayedTrips

@@ -12,14 +12,14 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmodels.errors import ConfigError, LinkError
-from fedmodels.staying import NEW_RUNS
+from fedmodels.host.staying import NEW_RUNS
 from fedmodels.times import FIRST_PAUSE_S, LAST_PAUSE_S
 from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
 from fedpb.v1.table_pb2 import Table
 from fedsrv.cli import app
-from fedsrv.events import HAS_FAILED, EventLog
+from fedsrv.progress.events import HAS_FAILED, EventLog
 from fedsrv.relay.relaying import Relaying, RunGone
 from fedsrv.relay.service import RelayService
 from fedsrv.relay.staying import relay_runs

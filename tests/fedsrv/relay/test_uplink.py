@@ -7,8 +7,8 @@ import pytest
 from fedmodels.errors import LinkError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.coordinator import Listen
-from fedsrv.event_lines import EventPrinter
-from fedsrv.events import EventLog
+from fedsrv.progress.event_lines import EventPrinter
+from fedsrv.progress.events import EventLog
 from fedsrv.relay.relaying import Relaying, Upstream, serve_relay
 from fedsrv.relay.trips import RelayedTrips
 from fedsrv.relay.uplink import Uplink

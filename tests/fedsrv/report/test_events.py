@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedsrv.events import Event, EventLog
+from fedsrv.progress.events import Event, EventLog
 
 
 def kinds(log, **options):

@@ -25,7 +25,7 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from fedmodels.charts import Spread
+from fedmodels.console.charts import Spread
 from fedmodels.errors import ArchiveError, ConfigError
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.numerics.metrics import forgetting

@@ -15,7 +15,7 @@ import pytest
 
 import fedtide
 from fedmodels.errors import ArchiveError
-from fedmodels.position import Interaction
+from fedmodels.facts.position import Interaction
 from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedsrv.coordinator import write_facts

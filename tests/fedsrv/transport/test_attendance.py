@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedmodels.errors import PayloadError
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.refusals import UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool

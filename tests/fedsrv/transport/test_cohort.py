@@ -15,7 +15,7 @@ from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import AllOf, Answer, AnyOf, StateLost, Trip, UploadForm
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.state.history import LossTooLarge
 from fedsrv.transport.refusals import AlreadyConnected, SetOut, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort

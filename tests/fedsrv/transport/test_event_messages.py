@@ -12,9 +12,9 @@ import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.commits import commit_facts
-from fedsrv.events import Event, EventLog
 from fedsrv.parts.private_rounds import ClientPrivacy
 from fedsrv.parts.stages import OpenRuns
+from fedsrv.progress.events import Event, EventLog
 from fedsrv.transport.event_messages import event_of, field_of, message_of
 
 FACTS: dict[str, dict[str, Any]] = {

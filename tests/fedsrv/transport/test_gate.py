@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedsrv.events import Event, EventQueue
+from fedsrv.progress.events import Event, EventQueue
 from fedsrv.transport import gate as gates
 from fedsrv.transport.gate import Gate
 

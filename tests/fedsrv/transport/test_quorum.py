@@ -5,14 +5,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fedmodels.config_file import parse_experiment
 from fedmodels.errors import ConfigError, RunFailed, RunStopped
+from fedmodels.facts.config_file import parse_experiment
 from fedmodels.tensors.bundle import EVALUATOR
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.cohort import AnyOf, TooFewOrders, fewest_alive
 from fedsrv.engine.rounds import Engine
-from fedsrv.events import EventLog
 from fedsrv.parts import parts_of
+from fedsrv.progress.events import EventLog
 from fedsrv.state.store import Store
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.waiting import ClientWait, WaitNotice

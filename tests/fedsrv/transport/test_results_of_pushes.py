@@ -17,7 +17,7 @@ from fedpb.tables import client_json_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import Answer, Trip, UploadForm
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.refusals import RunOver, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service

@@ -19,7 +19,7 @@ from fedpb.frames import packed, unpacked
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import AllOf, Trip, UploadForm
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool

@@ -19,10 +19,10 @@ from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.admission import Admission
 from fedsrv.engine.cohort import AllOf, Answer, Trip, UploadForm
-from fedsrv.events import EventLog
 from fedsrv.identity import certificate_guard
 from fedsrv.identity.certificate_guard import CertificateGuard
 from fedsrv.identity.guard import Peer
+from fedsrv.progress.events import EventLog
 from fedsrv.relay.admission import Relay
 from fedsrv.relay.grouped_intake import (
     LEFT_OUT_S,

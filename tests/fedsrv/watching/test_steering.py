@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 from fedmodels.errors import LinkError, PayloadError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.cli import app
-from fedsrv.events import EventLog
+from fedsrv.progress.events import EventLog
+from fedsrv.progress.watching import steer
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
-from fedsrv.watching import steer
 
 pytestmark = pytest.mark.loopback
 

@@ -20,16 +20,16 @@ import pytest
 import fedsrv.cli
 from fedmodels.errors import LinkError
 from fedpb.channels import channel_options
-from fedsrv import watching
-from fedsrv.events import EventLog
 from fedsrv.identity import certificates, tls
 from fedsrv.identity.certificate_guard import CertificateGuard
 from fedsrv.identity.guard import Guard
 from fedsrv.identity.tls import server_credentials
+from fedsrv.progress import watching
+from fedsrv.progress.events import EventLog
+from fedsrv.progress.watching import check_health, steer, watched
 from fedsrv.state.run_directory import lock
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
-from fedsrv.watching import check_health, steer, watched
 
 
 def served(

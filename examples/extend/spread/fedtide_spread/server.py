@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from fedmodels.charts import Chart, Spread
+from fedmodels.console.charts import Chart, Spread
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import CurrentInteraction, ServerPart
 from fedsrv.engine.summary import Figures

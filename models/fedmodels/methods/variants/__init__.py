@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from fedmodels.console.printable import shown
 from fedmodels.errors import ConfigError, suggestion
-from fedmodels.printable import shown
 
 Choices = Mapping[Any, type[Any] | None]
 """The class behind each value of a key; the first value is the default, which has none."""

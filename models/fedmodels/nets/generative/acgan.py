@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
+from fedmodels.host.devices import to_device
 from fedmodels.nets.cnn import image_shape
 from fedmodels.nets.generative.gan import Generator
 from fedmodels.nets.split import SplitNet

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
+from fedmodels.host.devices import to_device
 from fedmodels.nets.split import in_bfloat16
 
 STEPS = 1000

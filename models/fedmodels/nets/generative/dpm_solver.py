@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmodels.devices import to_device
 from fedmodels.errors import ConfigError
+from fedmodels.host.devices import to_device
 from fedmodels.nets.generative.ddpm import STEPS, alpha_bars
 
 Noise = Callable[[Tensor, float], Tensor]

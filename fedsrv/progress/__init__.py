@@ -1,0 +1,1 @@
+"""What a run tells while it goes on: events, their lines, its status, its traces."""

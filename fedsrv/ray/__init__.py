@@ -1,0 +1,1 @@
+"""Runs on the machines of a Ray cluster."""

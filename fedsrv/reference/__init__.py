@@ -1,0 +1,1 @@
+"""What there is to choose from: methods, nets, keys of a config, presets."""

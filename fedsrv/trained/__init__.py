@@ -1,0 +1,1 @@
+"""Trained models: taken from a run, begun from, exported."""

@@ -1,0 +1,1 @@
+"""What commands share: options, help, completion, lines of the log, charts in text."""

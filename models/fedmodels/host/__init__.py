@@ -1,0 +1,1 @@
+"""The machine: its processes, files, devices, limits and ports."""

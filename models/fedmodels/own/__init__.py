@@ -1,0 +1,1 @@
+"""Code that users bring: files and entry points."""
