@@ -832,9 +832,9 @@ app.command()(rollback)
 @app.command("data")
 def list_data(as_json: AsRows = False) -> None:
     """List the known data sets: which are present, and how to get the others."""
-    from fedcli.data.sets.registry import datasets_table
+    from fedcli.data.sets.registry import datasets_table, datasets_told
 
-    show(datasets_table(), as_json)
+    show(datasets_told(), datasets_table, as_json)
 
 
 @app.command("check")

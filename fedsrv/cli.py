@@ -16,17 +16,27 @@ import typer
 
 from fedmodels.console.commands import forget_options, run_command
 from fedmodels.console.log_lines import LogLevel
-from fedmodels.console.options import AsJson, Config, Device, Level, Quiet, Sets, Strict, program
+from fedmodels.console.options import (
+    AsJson,
+    AsRows,
+    Config,
+    Device,
+    Level,
+    Quiet,
+    Sets,
+    Strict,
+    program,
+)
 from fedmodels.errors import ConfigError, FedtideError, Interrupted
 from fedmodels.host.machine import set_by_sigterm
 from fedmodels.plugins import usable
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
 from fedsrv.commands.backup import backup_app
-from fedsrv.commands.catalogue import methods, metrics, nets, plugins, schema
 from fedsrv.commands.certs import certs_app
 from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.lineage import lineage
+from fedsrv.commands.plugins import plugins
 from fedsrv.commands.relay import relay
 from fedsrv.commands.watchers import place_of, wanted, with_watchers
 from fedsrv.commands.watching import watching_app
@@ -40,10 +50,6 @@ NONE: Mapping[str, str] = {}
 
 app = program("The coordinator of a federated run, and the launcher of local ones.")
 app.add_typer(certs_app, name="certs")
-app.command()(methods)
-app.command()(nets)
-app.command()(metrics)
-app.command()(schema)
 app.command()(plugins)
 app.command()(relay)
 app.command()(lineage)
@@ -308,11 +314,18 @@ def export(
 
 
 @app.command()
-def recover(run: Annotated[Path, typer.Argument(help="The run directory.")]) -> None:
+def recover(
+    run: Annotated[Path, typer.Argument(help="The run directory.")], as_json: AsRows = False
+) -> None:
     """Rebuild a damaged or missing run.db from rounds.jsonl and the states."""
+    from fedmodels.console.rows import Recovered
     from fedsrv.state.recovery import recover as recover_run
 
-    recover_run(run, typer.echo)
+    notes = list[str]()
+    last = recover_run(run, notes.append if as_json else typer.echo)
+    if as_json:
+        told = Recovered(run=str(run), interactions=last + 1, notes=notes)
+        typer.echo(told.model_dump_json(indent=1))
 
 
 if __name__ == "__main__":

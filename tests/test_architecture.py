@@ -93,7 +93,8 @@ ROOMS = {
         "console.help_panels", "console.commands", "host.processes", "tensors",
         "facts.class_names", "facts.data_description", "numerics", "secure_sum", "config",
         "problems", "reductions", "nets", "privacy", "training", "techniques", "methods",
-        "parts", "facts.usual", "facts.resolution", "facts.config_file", "console.options",
+        "parts", "facts.usual", "facts.resolution", "facts.config_file", "console.rows",
+        "console.options",
     ),
     "fedpb": (
         "", "v1", "pem", "revocation", "server_check", "invitation", "channels", "unreachable",
@@ -105,8 +106,7 @@ ROOMS = {
         "ray.ray_driver", "identity", "state", "report", "trained.trained_models",
         "trained.begin_from", "progress.run_status", "progress.event_lines", "engine",
         "progress.traces", "parts", "transport", "progress.watching", "dashboard",
-        "coordinator", "relay", "reference.catalogue", "reference.net_catalogue",
-        "reference.config_schema", "trained.export", "commands", "launch", "cli", "__main__",
+        "coordinator", "relay", "trained.export", "commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "gate", "runtime",
@@ -114,7 +114,8 @@ ROOMS = {
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
     "fedplugins": (
-        "baselines", "drift", "methods", "presets", "queues", "studies", "trackers",
+        "baselines", "drift", "methods", "presets", "queues", "reference", "studies",
+        "trackers",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

@@ -1,6 +1,6 @@
-"""Prints what ``fedsrv methods NAME`` and ``fedsrv nets`` show, for a file of ``fedsrv/reference``.
+"""Prints what ``fedsrv methods NAME`` and ``fedsrv nets`` show, for the plugin ``reference``.
 
-python docs/site/catalogue.py > fedsrv/reference/catalogue.json
+python docs/site/catalogue.py > fedplugins/reference/catalogue.json
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import json
 from typing import Any
 
 from fedmodels.methods import file_of, names
-from fedsrv.reference.catalogue import method_rows
-from fedsrv.reference.net_catalogue import USUAL, net_rows
+from fedplugins.reference.catalogue import method_rows
+from fedplugins.reference.net_catalogue import USUAL, net_rows
 
 
 def content() -> dict[str, Any]:

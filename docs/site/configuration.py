@@ -29,7 +29,7 @@ from fedmodels.config.part import parts_of_plugins
 from fedmodels.config.sent import kinds_of, tables_in
 from fedmodels.methods import names, variants_of
 from fedmodels.nets import net_names
-from fedsrv.reference.catalogue import meanings_of
+from fedplugins.reference.catalogue import meanings_of
 
 HEAD = """# Configuration
 

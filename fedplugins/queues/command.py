@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,9 @@ from fedmodels.console.options import AsRows, Config, Sets, show
 from fedsrv.commands.watching import Authority, Cert, Key, Revoked
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedmodels.console.rows import QueuedLine
     from fedplugins.queues.reaching import QueueAt
 
 queue_app = typer.Typer()
@@ -71,23 +75,32 @@ def queue(
     crl: Revoked = None,
 ) -> None:
     """Show the runs of a queue, and how far they are; fedsrv serve QUEUE serves them."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from fedpb.channels import place_after
+    from fedmodels.console.rows import QueuedLine
     from fedplugins.queues.run_queue import runs_of, withdraw
 
     if (front := _front(queue, ca, cert, key, crl)) is not None:
         if withdrawn is not None:
             front.withdraw(withdrawn)
-        table = Table("run", "state", "address", "doing")
-        for run in front.runs():
-            address = place_after(queue, run.place) if run.place else ""
-            table.add_row(*map(escape, (run.name, run.state, address, run.line)))
-        return show(table, as_json)
+        rows = front.runs()
+        return show(rows, lambda: _table_of(rows, "address", "doing"), as_json)
     if withdrawn is not None:
         withdraw(Path(queue), withdrawn)
-    table = Table("run", "state", "directory")
-    for one in runs_of(Path(queue)):
-        table.add_row(one.place.name, one.state, str(one.run))
-    return show(table, as_json)
+    rows = [
+        QueuedLine(
+            run=one.place.name, state=one.state, directory=str(one.run), address=None, doing=""
+        )
+        for one in runs_of(Path(queue))
+    ]
+    return show(rows, lambda: _table_of(rows, "directory"), as_json)
+
+
+def _table_of(rows: Sequence[QueuedLine], *more: str) -> Table:
+    """Return runs as a table: their names, states and what else is told of them."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    heads = ("run", "state", *more)
+    table = Table(*heads)
+    for row in rows:
+        table.add_row(*(escape(getattr(row, head) or "") for head in heads))
+    return table

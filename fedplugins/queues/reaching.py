@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.sent import without_places
+from fedmodels.console.rows import QueuedLine
 from fedmodels.errors import ConfigError, LinkError
 from fedmodels.times import CONNECT_S, SUBMIT_S
 from fedpb.tables import table_of
 from fedpb.v1 import front_pb2 as pb
+from fedsrv.commands.watching import queued_at
 from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.progress.watching import ask_front
 
@@ -21,9 +22,10 @@ class QueueAt:
     def __init__(self, address: str, credentials: ChannelCredentials | None = None) -> None:
         self.address, self._credentials = address, credentials
 
-    def runs(self) -> Sequence[pb.QueuedRun]:
+    def runs(self) -> list[QueuedLine]:
         """Return the runs of the queue; LinkError if it does not answer, or refuses."""
-        return list(self._call("ListRuns", pb.ListRunsRequest(), pb.ListRunsResponse).runs)
+        runs: list[QueuedLine] = self._of_front(queued_at(self.address, self._credentials))
+        return runs
 
     def submit(self, experiment: Experiment, name: str) -> str:
         """Put a run at the end of the queue; return what it is called there.
@@ -46,7 +48,11 @@ class QueueAt:
         self._call("WithdrawRun", pb.WithdrawRunRequest(name=name), pb.WithdrawRunResponse)
 
     def _call(self, name: str, request: Any, reply: Any, within_s: float = CONNECT_S) -> Any:
-        found = ask_front(self.address, self._credentials, name, request, reply, within_s)
+        return self._of_front(
+            ask_front(self.address, self._credentials, name, request, reply, within_s)
+        )
+
+    def _of_front(self, found: Any) -> Any:
         if found is None:
             raise LinkError(f"{self.address} serves one run, and is no front of a queue")
         return found

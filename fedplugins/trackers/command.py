@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from fedmodels.console.options import AsRows
 
 track_app = typer.Typer()
 
@@ -22,15 +25,16 @@ def track(
             "run's config.",
         ),
     ] = None,
+    as_json: AsRows = False,
 ) -> None:
     """Send trackers the metrics of a run that they do not have yet, and its results.
 
     For a tracker that was too slow, failed, or was not asked for. A run that is resumed does it
     by itself.
     """
-    from fedmodels.errors import ConfigError, suggestion
+    from fedmodels.errors import ConfigError, FedtideError, suggestion
     from fedmodels.facts.config_file import read_experiment
-    from fedplugins.trackers.trackers import TRACKERS, send, wanted
+    from fedplugins.trackers.trackers import TRACKERS, send, until, wanted
     from fedsrv.state.run_directory import reading, refuse_in_use
 
     if not (run / "run.db").is_file():
@@ -45,5 +49,17 @@ def track(
         raise ConfigError(f"{run} has no tracker: name one of {', '.join(TRACKERS)} by --to")
     with reading(run) as db:
         (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
-    for line in send(experiment, run, run_id, names):
-        typer.echo(line)
+    told = send(experiment, run, run_id, names)
+    if as_json:
+        typer.echo(json.dumps([one.model_dump() for one in told], indent=1))
+    else:
+        for one in told:
+            if one.error is None:
+                typer.echo(f"{one.tracker} has metrics {until(one.interactions)}")
+    if failed := [one for one in told if one.error is not None]:
+        raise FedtideError(
+            "; ".join(
+                f"{one.tracker} failed and has metrics {until(one.interactions)}: {one.error}"
+                for one in failed
+            )
+        )

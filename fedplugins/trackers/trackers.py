@@ -24,7 +24,8 @@ from typing import Any, Protocol
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.console.printable import without_passwords
-from fedmodels.errors import ArchiveError, ConfigError, FedtideError, pip_line
+from fedmodels.console.rows import Tracked
+from fedmodels.errors import ArchiveError, ConfigError, pip_line
 from fedmodels.host.files import read_regular, write_atomically
 from fedmodels.times import CLOSE_S
 from fedplugins.trackers.table import tracking_of
@@ -274,14 +275,15 @@ def track(events: EventLog, experiment: Experiment, out: Path, run_id: str) -> E
     return end
 
 
-def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -> list[str]:
-    """Send trackers what they lack of a run that nobody computes; return a line of each.
+def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -> list[Tracked]:
+    """Send trackers what they lack of a run that nobody computes; return how far each is.
+
+    One that fails says so there; the others have what there is.
 
     Raises:
         ConfigError: a tracker is not installed, or cannot begin.
-        FedtideError: a tracker failed; the others have what there is.
     """
-    said, failed = [], []
+    told = []
     for name in names:
         begin, clients = (
             partial(_begun, name, experiment, out, run_id),
@@ -289,15 +291,19 @@ def send(experiment: Experiment, out: Path, run_id: str, names: Sequence[str]) -
         )
         sink = Sink(name, begin, out, {}, clients)
         sink.begin()
+        line = None
         try:
             sink.catch_up()
             sink.close(read_run(out).is_finished)
-            said.append(f"{name} has metrics {sink.until}")
         except Exception as error:  # a package of somebody else raises errors of its own
-            failed.append(f"{name} failed and has metrics {sink.until}: {_in_one_line(error)}")
-    if failed:
-        raise FedtideError("; ".join(failed))
-    return said
+            line = _in_one_line(error)
+        told.append(Tracked(tracker=name, interactions=sink.interactions, error=line))
+    return told
+
+
+def until(interactions: int) -> str:
+    """Say how far the metrics go of so many interactions."""
+    return f"up to interaction {interactions}" if interactions else "of no interaction"
 
 
 class Sink:
@@ -331,9 +337,14 @@ class Sink:
         self.later = f"fedsrv track {shlex.quote(str(out))} sends it the rest"
 
     @property
+    def interactions(self) -> int:
+        """Of how many interactions the tracker has the metrics, from the first on."""
+        return self._last + 1
+
+    @property
     def until(self) -> str:
         """How far the metrics go that the tracker has."""
-        return "of no interaction" if self._last < 0 else f"up to interaction {self._last + 1}"
+        return until(self.interactions)
 
     def begin(self) -> None:
         """Make the tracker."""

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedmodels.console.options import AsRows
+
 audit_app = typer.Typer()
 Run = Annotated[Path, typer.Argument(help="The run directory, or what --audit of a relay names.")]
 
@@ -55,6 +57,7 @@ def verify(
             metavar="NUMBER:LINK", help="A head that a client or fedsrv status showed before."
         ),
     ] = None,
+    as_json: AsRows = False,
 ) -> None:
     """Check every row of run.db, states, files for people and the audit log against the history.
 
@@ -68,6 +71,16 @@ def verify(
     is_relay = not (run / "run.db").exists() and (run / AUDIT).is_file()
     kept = read_head(head) if head else None
     found = verified_log(run, kept) if is_relay else verified(run, kept)
+    if as_json:
+        from fedmodels.console.rows import Verification
+
+        told = Verification(
+            run=str(run), holds=not found.wrong, lines=found.lines, wrong=found.wrong,
+            statements=None if is_relay else found.head.number,
+            head=f"{found.head.number}:{found.head.link.hex()}",
+        )  # fmt: skip
+        typer.echo(told.model_dump_json(indent=1))
+        sys.exit(ArchiveError.exit_code if found.wrong else 0)
     if found.wrong:
         for line in found.wrong[:-1]:
             typer.echo(f"{run}: {line}", err=True)

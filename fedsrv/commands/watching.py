@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from fedmodels.console.rows import QueuedLine
     from fedpb.v1.coordinator_pb2 import ClassOf
     from fedsrv.identity.tls import ChannelCredentials
     from fedsrv.progress.events import Event
@@ -76,11 +77,12 @@ def status(
 
     if Path(server).is_dir():
         found = RunStatus.of_directory(Path(server))
-    elif (runs := _queued(server, credentials_of(server, ca, cert, key, crl))) is not None:
+    elif (runs := queued_at(server, credentials_of(server, ca, cert, key, crl))) is not None:
         for run in runs:
-            place = f" at {run['address']}" if run["address"] else ""
-            line = f": {run['doing']}" if run["doing"] else ""
-            typer.echo(json_text(run) if as_json else f"{run['run']}: {run['state']}{place}{line}")
+            place = f" at {run.address}" if run.address else ""
+            line = f": {run.doing}" if run.doing else ""
+            shown = f"{run.run}: {run.state}{place}{line}"
+            typer.echo(run.model_dump_json() if as_json else shown)
         if not (runs or as_json):
             typer.echo("the queue has no runs: fedsrv submit puts one there")
         return
@@ -246,23 +248,23 @@ def close(
     typer.echo(f"{server}: the run ends {when}")
 
 
-def _queued(server: str, credentials: ChannelCredentials | None) -> list[dict[str, str]] | None:
+def queued_at(server: str, credentials: ChannelCredentials | None) -> list[QueuedLine] | None:
     """Return the runs of a queue by the address of its front; None of one run's coordinator."""
     from fedmodels.console.printable import printable
+    from fedmodels.console.rows import QueuedLine
     from fedpb.channels import place_after
     from fedpb.v1 import front_pb2 as pb
     from fedsrv.progress.watching import ask_front
 
     answer = ask_front(server, credentials, "ListRuns", pb.ListRunsRequest(), pb.ListRunsResponse)
     return answer and [
-        {
-            "run": printable(one.name),
-            "state": printable(one.state),
-            "address": place_after(server, one.place) if one.place else "",
-            "doing": printable(one.line),
-        }
+        QueuedLine(
+            run=printable(one.name), state=printable(one.state), directory=None,
+            address=place_after(server, one.place) if one.place else None,
+            doing=printable(one.line),
+        )
         for one in answer.runs
-    ]
+    ]  # fmt: skip
 
 
 def credentials_of(

@@ -37,7 +37,7 @@ def test_what_is_no_factor_gets_one_line(patience, monkeypatch):
 
 
 def test_a_command_says_so_and_ends():
-    status, line = said(["-m", "fedsrv", "methods"], "much")
+    status, line = said(["-m", "fedsrv", "plugins"], "much")
     assert status == 2
     assert line.startswith("error: FEDTIDE_PATIENCE is 'much'")
     assert "\n" not in line

@@ -1,5 +1,4 @@
 import contextlib
-import json
 import os
 import re
 import signal
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import typer
-from rich.table import Table
 from rich.text import Text
 from typer.testing import CliRunner
 
@@ -21,7 +19,7 @@ import fedsrv.cli
 import fedtide
 from fedmodels.console import help_panels
 from fedmodels.console.commands import _plain
-from fedmodels.console.options import complete_key, rows_of
+from fedmodels.console.options import complete_key
 from fedmodels.errors import ConfigError, LinkError, pip_line
 from fedmodels.facts.config_file import read_experiment
 from fedmodels.plugins import known
@@ -33,7 +31,6 @@ FEDSRV = {
         "CONFIG", "--listen", "--out", "--resume", "--set", "--server-data",
         "--tls-cert", "--tls-key", "--tls-client-ca", "--insecure",
     },
-    "methods": {"NAME"},
     "report": {"RUNS", "--html"},
     "certs init": {"--dir"},
     "certs issue": {"IDENTITY", "--dir"},
@@ -162,7 +159,7 @@ def test_help_has_a_heading_for_every_command_and_for_each_of_many_options():
     assert {name for name, (panel, _) in found.items() if panel is None} == set()
     listed = {*chain.from_iterable(help_panels.COMMANDS.values())}
     of_plugins = {name for brings in known().values() for name in brings.get("commands", ())}
-    assert set(found) - of_plugins <= listed <= set(found), (
+    assert set(found) - of_plugins <= listed <= {*found, *of_plugins}, (
         "each is a command of one of the programs"
     )
     without = {
@@ -459,30 +456,6 @@ def test_an_older_typer_names_kinds_of_values_by_itself():
     (made,) = _plain([Option()])
     assert (made.metavar, made.show_envvar) == ("", False)
     assert not hasattr(made, "display_type")
-
-
-@pytest.mark.parametrize(
-    ("words", "key", "first"),
-    [
-        (["methods"], "method", "fedavg"),
-        (["methods", "fedprox"], "key", "mu"),
-        (["nets"], "net", "acgan"),
-        (["metrics", "a_loc"], "metric", "a_loc"),
-    ],
-)
-def test_tables_are_printed_as_json_too(words, key, first, capsys):
-    from fedsrv.cli import main
-
-    with pytest.raises(SystemExit, match="0"):
-        main([*words, "--json"])
-    rows = json.loads(capsys.readouterr().out)
-    assert first in [row[key] for row in rows]
-
-
-def test_a_table_as_json_has_no_markup():
-    table = Table("name", "what")
-    table.add_row("[bold]one[/bold]", Text("[as it is]"))
-    assert rows_of(table) == [{"name": "one", "what": "[as it is]"}]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fedcli.data.sets.dataset import Dataset
+    from fedmodels.console.rows import DataSetLine
 
 GROUP = "fedtide.data"
 
@@ -313,19 +314,27 @@ def _loader(name: str) -> Callable[[Source], Dataset]:
     )
 
 
-def datasets_table() -> Table:
+def datasets_told() -> list[DataSetLine]:
     """Return which data sets are known, and where they lie or how to get them."""
+    from fedmodels.console.rows import DataSetLine
+
+    told = []
+    for name in names():
+        about, place, advice = "from another package", None, ""
+        if (known := DATASETS.get(name)) is not None:
+            place = source_of(Data(name=name)).find(*known.files) if known.files else None
+            about, advice = known.about, "" if place else known.advice
+        path = str(place) if place else None
+        told.append(DataSetLine(name=name, about=about, path=path, advice=advice))
+    return told
+
+
+def datasets_table() -> Table:
+    """Return the data sets as a table."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table("name", "what", "where, or how to get it")
-    for name in names():
-        known = DATASETS.get(name)
-        if known is None:
-            table.add_row(name, "from another package", "")
-            continue
-        found = source_of(Data(name=name)).find(*known.files) if known.files else None
-        table.add_row(
-            name, known.about, Text(str(found) if found else known.advice, overflow="fold")
-        )
+    for one in datasets_told():
+        table.add_row(one.name, one.about, Text(one.path or one.advice, overflow="fold"))
     return table

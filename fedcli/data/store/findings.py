@@ -37,6 +37,7 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.partition_store import PartitionStore
 from fedcli.data.store.repeats import ALIKE
 from fedmodels.console.printable import printable
+from fedmodels.console.rows import Checked, CheckedClient
 from fedmodels.errors import DataError
 from fedmodels.facts.data_description import channel_axis
 from fedmodels.own.code_names import is_own
@@ -584,7 +585,7 @@ def some(names: Iterable[object]) -> str:
 def inspect(root: Path, console: Console, *, as_json: bool = False) -> bool:
     """Print what clients hold and what is wrong with it; tell whether all is well.
 
-    With ``as_json``, an object with the lists ``clients``, ``notes`` and ``wrong``.
+    With ``as_json``, one object, a :class:`~fedmodels.console.rows.Checked`.
 
     Raises:
         DataError: there is no client's directory below ``root``, and it is none.
@@ -598,12 +599,10 @@ def inspect(root: Path, console: Console, *, as_json: bool = False) -> bool:
     wrong = [str(finding) for finding in found if finding.is_wrong]
     notes += _gaps(root)
     if as_json:
-        from fedmodels.console.options import rows_of
-
-        rows = rows_of(_table_of(read))
-        print(json.dumps({"clients": rows, "notes": notes, "wrong": wrong}, indent=1))
+        checked = Checked(clients=[_told(one) for one in read], notes=notes, wrong=wrong)
+        print(checked.model_dump_json(indent=1))
         return not wrong
-    console.print(_table_of(read))
+    console.print(_table_of(map(_told, read)))
     for line in notes:
         console.print(f"note: {line}", markup=False, highlight=False, soft_wrap=True)
     for line in wrong:
@@ -641,18 +640,29 @@ def _gone(one: Inspected) -> str:
     )
 
 
-def _table_of(read: Sequence[Inspected]) -> Table:
+def _told(one: Inspected) -> CheckedClient:
+    """Return what a client holds."""
+    train, test, file = one.counts["train"], one.counts["test"], one.data.file
+    has_values = one.low <= one.high
+    return CheckedClient(
+        client=one.name, tasks=one.data.num_tasks, train=int(train.sum()), test=int(test.sum()),
+        classes=file.num_classes, classes_trained=int((train > 0).sum()),
+        classes_tested=int(((train > 0) & (test > 0)).sum()), input_shape=[*file.input_shape],
+        lowest=float(one.low) if has_values else None,
+        highest=float(one.high) if has_values else None,
+    )  # fmt: skip
+
+
+def _table_of(clients: Iterable[CheckedClient]) -> Table:
     """Return the table of what each client holds."""
     table = Table(
         "client", "tasks", "train", "test", "classes", "tested", "inputs", "as the net sees them"
     )
-    for one in read:
-        train, test, file = one.counts["train"], one.counts["test"], one.data.file
-        shape = "×".join(map(str, file.input_shape))
+    for one in clients:
         table.add_row(
-            one.name, str(one.data.num_tasks), str(train.sum()), str(test.sum()),
-            f"{np.count_nonzero(train)} of {file.num_classes}",
-            f"{np.count_nonzero((train > 0) & (test > 0))} of {np.count_nonzero(train)}", shape,
-            "" if one.low > one.high else f"{one.low:.3g} to {one.high:.3g}",
+            one.client, str(one.tasks), str(one.train), str(one.test),
+            f"{one.classes_trained} of {one.classes}",
+            f"{one.classes_tested} of {one.classes_trained}", "×".join(map(str, one.input_shape)),
+            "" if one.lowest is None else f"{one.lowest:.3g} to {one.highest:.3g}",
         )  # fmt: skip
     return table

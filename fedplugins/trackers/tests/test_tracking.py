@@ -419,6 +419,10 @@ def test_a_run_can_be_sent_later(board, tmp_path, digits, capsys, monkeypatch):
     ]
     said = f"tensorboard has metrics up to interaction {len(rows)}\n"
     assert capsys.readouterr().out == 2 * said
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["track", str(out), "--to", "tensorboard", "--json"])
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told == {"tracker": "tensorboard", "interactions": len(rows), "error": None}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +16,8 @@ from fedmodels.console.log_lines import LogLevel
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from fedmodels.console.rows import Printed
 
 
 def complete_key(begun: str) -> list[str]:
@@ -78,14 +80,14 @@ AsJson = Annotated[
 AsRows = Annotated[bool, typer.Option("--json", help="Print one JSON value in place of a table.")]
 
 
-def show(table: Table, as_json: bool) -> None:
-    """Print a table, or as JSON its rows: a list of objects by the heads of the columns."""
+def show(rows: Sequence[Printed], table: Callable[[], Table], as_json: bool) -> None:
+    """Print rows as a table, or as one list of JSON; ``fedsrv schema`` has its schema."""
     if as_json:
-        typer.echo(json.dumps(rows_of(table), indent=1))
+        typer.echo(json.dumps([row.model_dump(mode="json") for row in rows], indent=1))
         return
     from rich.console import Console
 
-    Console().print(table)
+    Console().print(table())
 
 
 def words_of(context: typer.Context, **changed: Any) -> list[str]:
@@ -108,16 +110,6 @@ def words_of(context: typer.Context, **changed: Any) -> list[str]:
         for one in value if isinstance(value, list | tuple) else [value]:
             words += [option.opts[0], str(one)]
     return words
-
-
-def rows_of(table: Table) -> list[dict[str, str]]:
-    """Return the rows of a table of rich, by the heads of its columns, without markup."""
-    from rich.text import Text
-
-    heads = [str(column.header) for column in table.columns]
-    rows = zip(*(column.cells for column in table.columns), strict=True)
-    plain = ([Text.from_markup(c) if isinstance(c, str) else c for c in row] for row in rows)
-    return [dict(zip(heads, map(str, row), strict=True)) for row in plain]
 
 
 class CommandGroup(Commands, TyperGroup):

@@ -14,6 +14,7 @@ from fedcli.data.store.commands import run_partition
 from fedcli.data.store.findings import SHARING, inspect
 from fedcli.data.store.partition_writer import Layout
 from fedmodels.config.scenario import Drawn, ReplayTable
+from fedmodels.console.rows import Checked
 from fedmodels.facts.resolution import experiment_of
 
 QUIET = Console(quiet=True)
@@ -49,8 +50,14 @@ def test_what_clients_hold_is_printed_as_json(tmp_path, capsys):
     root = written(tmp_path / "data", SHARED[0], Layout.DIRECTORIES, gather=False)
     (root / "3" / "client.json").write_text("{}", "utf-8")
     assert not inspect(root, QUIET, as_json=True)
-    found = json.loads(capsys.readouterr().out)
+    out = capsys.readouterr().out
+    found = json.loads(out)
+    Checked.model_validate_json(out, strict=True)
     assert [one["client"] for one in found["clients"]] == list("0124567")
+    first, shape = found["clients"][0], found["clients"][0]["input_shape"]
+    assert first["train"] > first["classes"] >= first["classes_trained"] > 0
+    assert all(isinstance(size, int) for size in shape)
+    assert first["lowest"] < first["highest"]
     assert len(found["wrong"]) == 1
     assert found["wrong"][0].startswith("client 3: ")
 

@@ -25,7 +25,6 @@ from fedmodels.config.sent import table_in, without_places
 from fedmodels.errors import ConfigError
 from fedmodels.facts.resolution import received_experiment
 from fedmodels.numerics.metric_tables import OF_PLUGINS
-from fedsrv.reference.catalogue import meanings_of
 from tests.conftest import TABLES
 
 
@@ -154,8 +153,11 @@ def test_the_core_has_no_part_of_a_plugin():
     assert [part.name for part in OF_THE_CORE if part.home or part.tables or part.after] == []
 
 
+@pytest.mark.needs("reference")
 @pytest.mark.parametrize("part", parts_of_plugins(), ids=lambda part: part.name)
 def test_each_table_of_a_plugin_is_one_of_a_config_and_explained(part):
+    from fedplugins.reference.catalogue import meanings_of
+
     for name in part.tables:
         field = Experiment.model_fields[name]
         table = table_in(field.annotation, {})

@@ -14,7 +14,6 @@ from fedmodels import methods
 from fedmodels.errors import ConfigError
 from fedmodels.methods import make
 from fedmodels.nets import check_net
-from fedsrv.reference.catalogue import method_table, methods_table
 from fedtide.runs import _tables
 from tests.conftest import tiny_experiment
 
@@ -78,7 +77,10 @@ def test_a_class_may_have_the_name_of_a_method_with_readings(tmp_path):
     assert tiny_experiment(method=found.method.model_dump(exclude={"code_sha256"})).method.name
 
 
+@pytest.mark.needs("reference")
 def test_the_page_of_a_method_shows_fields_without_defaults(tmp_path):
+    from fedplugins.reference.catalogue import method_table
+
     name = own(
         tmp_path, "mu: float\nsizes: tuple[int, ...] = field(default_factory=lambda: (1, 2))"
     )
@@ -95,7 +97,10 @@ def test_a_class_is_no_name():
         make(type(make("fedavg")))  # type: ignore[arg-type]
 
 
+@pytest.mark.needs("reference")
 def test_a_broken_entry_point_hides_no_other_method(monkeypatch):
+    from fedplugins.reference.catalogue import methods_table
+
     points = [
         EntryPoint("broken", "no_such_module:Method", "fedtide.methods"),
         EntryPoint("unsaid", "fractions", "fedtide.methods"),

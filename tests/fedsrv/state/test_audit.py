@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import fedsrv.cli
+from fedmodels.console.rows import Verification
 from fedmodels.errors import ArchiveError
 from fedsrv.state import audit as module
 from fedsrv.state.audit import AUDIT, Audit, Broken, Mark, read, warned
@@ -209,6 +210,12 @@ def test_an_edited_history_is_noticed(run, monkeypatch, capsys):
     with closing(Store(run, tiny_experiment(), True)):
         pass  # everything fits
     assert verified(run).wrong == []
+    status, out, _ = typed(monkeypatch, capsys, "verify", run, "--head", kept, "--json")
+    told = Verification.model_validate_json("\n".join(out), strict=True)
+    assert (status, told.holds, len(told.wrong)) == (1, False, 1)
+    status, out, _ = typed(monkeypatch, capsys, "verify", run, "--json")
+    told = Verification.model_validate_json("\n".join(out), strict=True)
+    assert (status, told.holds, told.statements, told.lines) == (0, True, number, 8)
     status, _, err = typed(monkeypatch, capsys, "verify", run, "--head", kept)
     assert status == 1
     assert f"the history up to statement {number} is not the one that was kept" in err

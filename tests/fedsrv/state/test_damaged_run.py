@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from fedmodels.console.rows import Recovered
 from fedmodels.errors import ArchiveError, FedtideError, RunFailed
 from fedsrv.cli import app
 from fedsrv.coordinator import write_facts
@@ -289,6 +290,12 @@ def test_the_command_that_recovers(half_way):
     found = CliRunner().invoke(app, ["recover", str(path)])
     assert found.exit_code == 0
     assert f"go on with --resume --out {path}" in found.output
+    (path / "run.db").unlink()
+    told = Recovered.model_validate_json(
+        CliRunner().invoke(app, ["recover", str(path), "--json"]).stdout, strict=True
+    )
+    assert told.interactions > 0
+    assert told.notes
 
 
 @pytest.mark.parametrize("crash", ["between commits", "in a commit", "in a roll-back"])

@@ -13,7 +13,8 @@ from rich.table import Column, Table
 
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.nets import check_net, make_net, net_names
-from fedsrv.reference.catalogue import markdown_of, stored
+from fedplugins.reference.catalogue import markdown_of, setting_of, stored
+from fedplugins.reference.rows import NetLine, Setting
 
 FIXED = ("num_classes", "input_shape")
 _ACGAN = "Odena et al., ICML 2017, https://arxiv.org/abs/1610.09585"
@@ -49,8 +50,29 @@ USUAL: dict[str, Usual | None] = {
 HEADS = ("net", "what it is", "inputs", "size of", "parameters", "multiply-adds", "source")
 
 
-def nets_table() -> Table:
+def nets_told() -> list[NetLine]:
     """Return one line for each net."""
+    told = []
+    for name in net_names():
+        _, about, inputs, _, parameters, macs, source = _stored_or_read(name)[0]
+        usual = USUAL.get(name)
+        told.append(
+            NetLine(
+                name=name, about=about, inputs=inputs, source=source,
+                input_shape=[*usual.shape] if usual else None,
+                classes=usual.classes if usual else None,
+                parameters=_number(parameters), multiply_adds=_number(macs),
+            )
+        )  # fmt: skip
+    return told
+
+
+def _number(text: str) -> int | None:
+    return int(text.replace(",", "")) if text else None
+
+
+def nets_table() -> Table:
+    """Return the nets as a table."""
     table = Table("net", "what it is", "inputs", Column("parameters", justify="right"))
     for name in net_names():
         _, about, inputs, size, parameters, *_ = _stored_or_read(name)[0]
@@ -58,10 +80,20 @@ def nets_table() -> Table:
     return table
 
 
-def net_table(name: str) -> Table:
-    """Return a net's options, their defaults and what they mean; ConfigError if it is unknown."""
+def net_told(name: str) -> list[Setting]:
+    """Return a net's options, as :func:`net_table` has them."""
+    _check_known(name)
+    return [setting_of(row, "setting") for row in _stored_or_read(name)[1]]
+
+
+def _check_known(name: str) -> None:
     if name not in net_names():
         raise ConfigError(f"{name!r} is no net.{suggestion(name, net_names())} fedsrv nets lists")
+
+
+def net_table(name: str) -> Table:
+    """Return a net's options, their defaults and what they mean; ConfigError if it is unknown."""
+    _check_known(name)
     cells, options = _stored_or_read(name)
     table = Table("option", "default", "meaning", title=f"{name}: {cells[1]}")
     for row in options:

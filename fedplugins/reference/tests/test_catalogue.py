@@ -12,9 +12,14 @@ from fedmodels.errors import ConfigError
 from fedmodels.methods import file_of, make, method_class, names, settings_of
 from fedmodels.nets import net_names
 from fedmodels.numerics.metric_tables import METRICS
-from fedsrv.reference import catalogue, net_catalogue
-from fedsrv.reference.catalogue import method_table, methods_table, metrics_markdown, metrics_table
-from fedsrv.reference.config_schema import config_schema
+from fedplugins.reference import catalogue, net_catalogue
+from fedplugins.reference.catalogue import (
+    method_table,
+    methods_table,
+    metrics_markdown,
+    metrics_table,
+)
+from fedplugins.reference.config_schema import config_schema
 from tests.conftest import script_of
 
 
@@ -49,7 +54,7 @@ def test_every_setting_has_default_and_meaning(name):
 
 @pytest.mark.needs
 def test_stored_tables_are_those_of_the_classes():
-    """After a change: ``python docs/site/catalogue.py > fedsrv/reference/catalogue.json``."""
+    """After a change: ``python docs/site/catalogue.py > fedplugins/reference/catalogue.json``."""
     kept = json.loads(catalogue.STORED.read_text("utf-8"))
     assert kept == script_of("catalogue").content()
 

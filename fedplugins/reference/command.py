@@ -1,4 +1,4 @@
-"""``fedsrv methods``, ``nets``, ``metrics``, ``schema`` and ``plugins``: what there is."""
+"""``fedsrv methods``, ``nets``, ``metrics`` and ``schema``: what there is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from fedmodels.console.options import AsRows, show
-from fedmodels.errors import ConfigError
+from fedmodels.errors import ConfigError, suggestion
+
+reference_app = typer.Typer()
 
 
 def _methods(begun: str) -> list[str]:
@@ -29,6 +31,7 @@ def _metrics(begun: str) -> list[str]:
     return [name for name in METRICS if name.startswith(begun)]
 
 
+@reference_app.command()
 def methods(
     name: Annotated[
         str | None, typer.Argument(help="One method, in detail.", autocompletion=_methods)
@@ -36,11 +39,14 @@ def methods(
     as_json: AsRows = False,
 ) -> None:
     """List every method; with NAME its hyper-parameters, defaults and paper."""
-    from fedsrv.reference.catalogue import method_table, methods_table
+    from fedplugins.reference import catalogue
 
-    show(method_table(name) if name else methods_table(), as_json)
+    if name:
+        return show(catalogue.method_told(name), lambda: catalogue.method_table(name), as_json)
+    return show(catalogue.methods_told(), catalogue.methods_table, as_json)
 
 
+@reference_app.command()
 def nets(
     name: Annotated[
         str | None, typer.Argument(help="One net, in detail.", autocompletion=_nets)
@@ -51,29 +57,40 @@ def nets(
     as_json: AsRows = False,
 ) -> None:
     """List every net with its size; with NAME its options, defaults and source."""
-    from fedsrv.reference.net_catalogue import net_table, nets_markdown, nets_table
+    from fedplugins.reference import net_catalogue
 
     _check_one(markdown, as_json)
     if markdown:
-        typer.echo(nets_markdown(), nl=False)
-    else:
-        show(net_table(name) if name else nets_table(), as_json)
+        return typer.echo(net_catalogue.nets_markdown(), nl=False)
+    if name:
+        return show(net_catalogue.net_told(name), lambda: net_catalogue.net_table(name), as_json)
+    return show(net_catalogue.nets_told(), net_catalogue.nets_table, as_json)
 
 
-def schema() -> None:
-    """Write the JSON Schema of a config, by which editors complete and check a TOML file."""
-    from fedsrv.reference.config_schema import config_schema
+@reference_app.command()
+def schema(
+    what: Annotated[
+        str,
+        typer.Argument(
+            help="config, or a command whose --json is meant: methods, nets, metrics, plugins, "
+            "data, check, queue, verify, track or recover; method or net where one is named."
+        ),
+    ] = "config",
+) -> None:
+    """Write the JSON Schema of a config, by which editors complete a file; or of an output."""
+    from fedplugins.reference.config_schema import config_schema
+    from fedplugins.reference.rows import SHAPES, schema_of
 
-    typer.echo(json.dumps(config_schema(), indent=1))
+    if what != "config" and what not in SHAPES:
+        raise ConfigError(
+            f"{what!r} has no schema.{suggestion(what, SHAPES)} There are config, "
+            f"{', '.join(SHAPES)}"
+        )
+    found = config_schema() if what == "config" else schema_of(what)
+    typer.echo(json.dumps(found, indent=1))
 
 
-def plugins(as_json: AsRows = False) -> None:
-    """List what is installed beside the core, and what it adds."""
-    from fedsrv.reference.catalogue import plugins_table
-
-    show(plugins_table(), as_json)
-
-
+@reference_app.command()
 def metrics(
     names: Annotated[
         list[str] | None,
@@ -85,13 +102,13 @@ def metrics(
     as_json: AsRows = False,
 ) -> None:
     """Explain each metric of a report: formula, range, direction and paper."""
-    from fedsrv.reference.catalogue import metrics_markdown, metrics_table
+    from fedplugins.reference.catalogue import metrics_markdown, metrics_table, metrics_told
 
     _check_one(markdown, as_json)
     if markdown:
         typer.echo(metrics_markdown(), nl=False)
     else:
-        show(metrics_table(names or ()), as_json)
+        show(metrics_told(names or ()), lambda: metrics_table(names or ()), as_json)
 
 
 def _check_one(markdown: bool, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The methods, the metrics and the plugins, as tables for the terminal and for a page."""
+"""The methods and the metrics, as tables for the terminal and for a page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 from rich.markup import escape
@@ -32,33 +32,34 @@ from fedmodels.numerics.metric_tables import (
     is_known,
     metric,
 )
-from fedmodels.plugins import plugins
+from fedplugins.reference.rows import MethodLine, MetricLine, Setting
 
 if TYPE_CHECKING:
     from fedmodels.methods.variants import Choices
     from fedmodels.training.method import Method
 
+NO_DEFAULT = "(none: give one)"
 STORED = Path(__file__).with_suffix(".json")
 """Tables of what comes with fedtide, which ``docs/site/catalogue.py`` writes."""
 
 
-def methods_table() -> Table:
+def methods_told() -> list[MethodLine]:
     """Return one line for each registered method."""
-    table = Table("method", "what it is", "paper")
+    told = []
     for name in names():
         try:
-            table.add_row(name, *_about(name))
+            about, paper = _about(name)
         except ConfigError as error:  # of another package: no reason to hide the others
-            table.add_row(name, escape(f"cannot be used: {error}"), "")
-    return table
+            about, paper = f"cannot be used: {error}", ""
+        told.append(MethodLine(name=name, about=about, paper=paper))
+    return told
 
 
-def plugins_table() -> Table:
-    """Return one line for each plugin: those of fedtide first."""
-    table = Table("plugin", "from", "adds")
-    for plugin in plugins():
-        adds = ", ".join(plugin.groups) if plugin.is_here else "not installed"
-        table.add_row(plugin.name, plugin.package, adds)
+def methods_table() -> Table:
+    """Return the methods as a table."""
+    table = Table("method", "what it is", "paper")
+    for one in methods_told():
+        table.add_row(one.name, escape(one.about), escape(one.paper))
     return table
 
 
@@ -85,14 +86,39 @@ def method_table(name: str) -> Table:
     Raises:
         ConfigError: no method has this name.
     """
-    kept = stored("methods").get(name) if file_of(name) else None
-    title, *sections = kept or method_rows(name)
+    title, *sections = _stored_or_read(name)
     table = Table("key", "default", "meaning", title=title)
     for rows in sections:
         for row in rows:
             table.add_row(*row)
         table.add_section()
     return table
+
+
+def method_told(name: str) -> list[Setting]:
+    """Return a method's settings, as :func:`method_table` has them."""
+    _, keys, *variants = _stored_or_read(name)
+    kinds: tuple[Literal["switch", "reading"], ...] = ("switch", "reading")
+    told = [setting_of(row, "setting") for row in keys]
+    for kind, rows in zip(kinds, variants, strict=True):
+        told += [setting_of(row, kind) for row in rows]
+    return told
+
+
+def setting_of(row: Sequence[str], kind: Literal["setting", "switch", "reading"]) -> Setting:
+    """Return a row of key, default and meaning with the default as a value."""
+    key, default, meaning = row
+    is_required = default == NO_DEFAULT
+    try:
+        value = None if is_required else ast.literal_eval(default)
+    except (ValueError, SyntaxError):  # of another package: an object of its own
+        value = default
+    return Setting(key=key, required=is_required, default=value, meaning=meaning, kind=kind)
+
+
+def _stored_or_read(name: str) -> list[Any]:
+    kept = stored("methods").get(name) if file_of(name) else None
+    return kept or method_rows(name)
 
 
 def stored(kind: str) -> Mapping[str, Any]:
@@ -137,7 +163,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
     """Return what a field holds unless it is given."""
     if field.default_factory is not dataclasses.MISSING:
         return repr(field.default_factory())
-    return "(none: give one)" if field.default is dataclasses.MISSING else repr(field.default)
+    return NO_DEFAULT if field.default is dataclasses.MISSING else repr(field.default)
 
 
 def _title(name: str, cls: type[Method]) -> str:
@@ -148,7 +174,7 @@ _METRIC_HEADS = ("metric", "what it is", "formula", "over whom", "range", "bette
 _WAYS = {1: "more", -1: "less", 0: "–"}
 
 
-def metrics_table(names: Collection[str]) -> Table:
+def metrics_told(names: Collection[str]) -> list[MetricLine]:
     """Return a line for each of these metrics, or of all; ConfigError if one is unknown."""
     for name in names:
         if not is_known(name):
@@ -156,12 +182,25 @@ def metrics_table(names: Collection[str]) -> Table:
                 f"{name!r} is no metric of fedtide.{suggestion(name, METRICS)} fedsrv metrics "
                 "lists them"
             )
+    ways: dict[int, Literal["more", "less"]] = {1: "more", -1: "less"}
+    return [
+        MetricLine(
+            name=one.name, title=one.title, meaning=one.meaning.replace("`", ""),
+            population=one.population.replace("`", ""), range=one.range,
+            better=ways.get(one.better), source=one.source,
+        )
+        for one in map(metric, names or METRICS)
+    ]  # fmt: skip
+
+
+def metrics_table(names: Collection[str]) -> Table:
+    """Return these metrics, or all, as a table; ConfigError if one is unknown."""
     table = Table(Column("metric", no_wrap=True), "meaning", "range", "better", "source")
-    for found in map(metric, names or METRICS):
-        meaning = f"{found.title}: {found.meaning}".replace("`", "")
-        if found.population != EVERYONE:
-            meaning += f"; over {found.population}".replace("`", "")
-        table.add_row(found.name, meaning, found.range, _WAYS[found.better], found.source)
+    for one in metrics_told(names):
+        meaning = f"{one.title}: {one.meaning}"
+        if one.population != EVERYONE.replace("`", ""):
+            meaning += f"; over {one.population}"
+        table.add_row(one.name, meaning, one.range, one.better or _WAYS[0], one.source)
     return table
 
 

@@ -15,8 +15,8 @@ from fedmodels.methods import names as method_names
 from fedmodels.methods.variants import Choices, Variants
 from fedmodels.nets import net_names
 from fedmodels.training.settings import hints_of, keys_of
-from fedsrv.reference.catalogue import meanings_of
-from fedsrv.reference.net_catalogue import options_of
+from fedplugins.reference.catalogue import meanings_of
+from fedplugins.reference.net_catalogue import options_of
 
 Form = dict[str, Any]
 DRAFT = "http://json-schema.org/draft-07/schema#"

@@ -1,0 +1,1 @@
+"""``fedsrv methods``, ``nets``, ``metrics`` and ``schema``: what there is, with keys and types."""

@@ -1,1 +1,0 @@
-"""What there is to choose from: methods, nets, keys of a config, presets."""
