@@ -114,7 +114,7 @@ ROOMS = {
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
     "fedplugins": (
-        "baselines", "drift", "methods", "presets", "queues", "reference", "studies",
+        "baselines", "drift", "inference", "methods", "presets", "queues", "reference", "studies",
         "trackers",
     ),
 }  # fmt: skip

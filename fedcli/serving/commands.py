@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedcli.serving.services import Beside, with_services
 from fedmodels.console.log_lines import LogLevel, set_up_logging
 from fedmodels.console.options import Level
 from fedmodels.errors import ConfigError, DataError
@@ -44,6 +45,7 @@ MAX_FEEDBACK = 100_000
 """Rows with labels of a task."""
 
 
+@with_services
 def serve_model(
     run: RunOfModel = None,
     client: Annotated[
@@ -113,23 +115,17 @@ def serve_model(
         ),
     ] = None,
     log_level: Level = LogLevel.INFO,
+    beside: Beside = (),
 ) -> None:
     """Answer over HTTP with the live models of clients, also while these train."""
     from fedcli.gate.gate import held_back
     from fedcli.gate.rules import Rules
-    from fedmodels.config.places import http_place
     from fedmodels.config.recipe import recipe_in
-    from fedpb.channels import is_loopback
 
     set_up_logging(log_level)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    host, port = http_place(listen, "--listen")
-    is_near = is_loopback(f"[{host}]" if ":" in host else host)
-    if not insecure and not is_near:
-        raise ConfigError(
-            f"--listen {listen} can be reached from other machines without TLS; give the port "
-            "alone for this machine, or --insecure"
-        )
+    host, port, is_near = _place(listen, "--listen", insecure)
+    further = [(one, *_place(at, one.option, insecure)[:2]) for one, at in beside]
     if recipe is not None:
         recipe_in(recipe)  # what is wrong with it is said before the first request
     tokens = _tokens(feedback, feedback_tokens, listen, is_near=is_near)
@@ -143,15 +139,35 @@ def serve_model(
     place = server.url + ("models/NAME/" if len(models) > 1 else "")
     names = f"; NAME is one of {', '.join(models)}" if len(models) > 1 else ""
     typer.echo(f"answers at {place}predict, {server.url}health and {server.url}metrics{names}")
+    ends = [site.end for site in sites.values()]
     try:
+        for one, its_host, its_port in further:
+            its_port, end = one.begin(server, its_host, its_port)
+            ends.insert(0, end)
+            typer.echo(f"{one.option} answers at {its_host}:{its_port}")
         server.serve()
     except SystemExit as ended:
         if not server.is_idle and isinstance(ended.code, int):
             os._exit(ended.code)  # a thread that still works on a request keeps it no longer
         raise
     finally:
-        for site in sites.values():
-            site.end()
+        for end in ends:
+            end()
+
+
+def _place(text: str, option: str, insecure: bool) -> tuple[str, int, bool]:
+    """Return a host, a port, and whether this machine alone reaches them; ConfigError if others."""
+    from fedmodels.config.places import http_place
+    from fedpb.channels import is_loopback
+
+    host, port = http_place(text, option)
+    is_near = is_loopback(f"[{host}]" if ":" in host else host)
+    if not insecure and not is_near:
+        raise ConfigError(
+            f"{option} {text} can be reached from other machines without TLS; give the port "
+            "alone for this machine, or --insecure"
+        )
+    return host, port, is_near
 
 
 def _tokens(

@@ -188,18 +188,32 @@ class ModelServer(HttpServer):
         name, live = self._model(request)
         begun, tally = time.monotonic_ns(), self._tallies[name]
 
-        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any] | Response:
-            _check_version(request.path_params.get("version"), now)
-            json_bytes = request.headers.get(JSON_BYTES)
-            found, told, data = inferred(name, now.model, body, json_bytes, tally)
-            told["parameters"] = {"sha256": now.sha256, "run": now.run}
-            told = self._noted(name, now, found, told)
-            return _with_bytes(told, data, now) if data else told
-
+        asked = request.path_params.get("version")
+        find = self._inference(name, asked, request.headers.get(JSON_BYTES))
         # tritonclient says no type; a page of another origin that does so is refused before
         answer = await self._timed(name, live, request, find, (JSON_KIND, "", BYTES_KIND))
         tally.end(time.monotonic_ns() - begun, is_well=answer.status_code == HTTPStatus.OK)
         return answer
+
+    def infer(self, name: str, version: str | None, body: bytes, json_bytes: int) -> Response:
+        """Return the answer to an inference that came another way; its JSON has ``json_bytes``."""
+        begun = time.monotonic_ns()
+        find = self._inference(name, version, str(json_bytes))
+        answer = self._found(name, self.models[name], BYTES_KIND, body, find)
+        took = time.monotonic_ns() - begun
+        self._tallies[name].end(took, is_well=answer.status == HTTPStatus.OK)
+        self.figures.count(name, answer.status, took / 1e9)
+        return answer
+
+    def _inference(self, name: str, version: str | None, json_bytes: str | None) -> Find:
+        def find(now: Loaded, kind: str, body: bytes) -> dict[str, Any] | Response:
+            _check_version(version, now)
+            found, told, data = inferred(name, now.model, body, json_bytes, self._tallies[name])
+            told["parameters"] = {"sha256": now.sha256, "run": now.run}
+            told = self._noted(name, now, found, told)
+            return _with_bytes(told, data, now) if data else told
+
+        return find
 
     def _noted(
         self, name: str, now: Loaded, found: Predictions, told: dict[str, Any]
@@ -353,11 +367,12 @@ class ModelServer(HttpServer):
             wanted = None
         if not isinstance(wanted, dict):
             return self.sent(refused(HTTPStatus.BAD_REQUEST, 'a request is {} or {"ready": true}'))
-        told = await run_in_threadpool(self._known)
+        told = await run_in_threadpool(self.index)
         ready = [one for one in told if one["state"] == "READY" or wanted.get("ready") is not True]
         return self.sent(_told(ready))
 
-    def _known(self) -> list[dict[str, str]]:
+    def index(self) -> list[dict[str, str]]:
+        """Return the models, their versions, and whether they are ready."""
         return [
             {"name": name, "version": str(live.round), "state": "READY", "reason": ""}
             if live.round

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedmodels.console.options import port_option, with_options
 from fedmodels.errors import ConfigError
 from fedmodels.plugins import usable
 
@@ -39,13 +39,7 @@ class Watcher:
     @property
     def parameter(self) -> Parameter:
         """The option, as a parameter of a command."""
-        about = typer.Option(
-            self.option, metavar="PORT", help=self.help, rich_help_panel="Watching"
-        )
-        name = self.option.strip("-").replace("-", "_")
-        return Parameter(
-            name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[str | None, about]
-        )
+        return port_option(self.option, self.help, "Watching")
 
 
 ALLOWED = "--allowed-hosts"
@@ -92,20 +86,15 @@ def with_watchers(command: Callable[..., None]) -> Callable[..., None]:
     With them come the names that are allowed to ask, with commas between.
     """
 
-    @functools.wraps(command)
-    def run(**given: Any) -> None:
-        places = {w.option: given.pop(w.parameter.name) for w in watchers()}
-        watched = {option: place for option, place in places.items() if place is not None}
-        if names := given.pop("allowed_hosts"):
-            watched[ALLOWED] = ",".join(names)
-        command(**given, watched=watched)
+    def watched(given: dict[str, Any]) -> dict[str, str]:
+        places = {w.option: given[w.parameter.name] for w in watchers()}
+        found = {option: place for option, place in places.items() if place is not None}
+        if names := given["allowed_hosts"]:
+            found[ALLOWED] = ",".join(names)
+        return found
 
-    form = inspect.signature(command, eval_str=True)
-    kept = [one for one in form.parameters.values() if one.name != "watched"]
     names = Parameter("allowed_hosts", Parameter.KEYWORD_ONLY, default=None, annotation=Allowed)
-    further = [*(watcher.parameter for watcher in watchers()), names]
-    run.__signature__ = form.replace(parameters=[*kept, *further])  # type: ignore[attr-defined]
-    return run
+    return with_options(command, "watched", [*(w.parameter for w in watchers()), names], watched)
 
 
 def wanted(

@@ -30,6 +30,7 @@ GROUPS: Mapping[str, str] = {
     "fedtide.watchers": "a Watcher of fedsrv.commands.watchers: an option of serve and launch",
     "fedsrv.queues": "a function that serves a directory of runs, by the options of serve",
     "fedsrv.commands": "a Typer app, whose commands fedsrv has",
+    "fedcli.services": "a Service of fedcli.serving.services: an option of serve-model",
     "fedcli.commands": "a Typer app, whose commands fedcli has",
 }
 """The groups of entry points of plugins, and what one of each is."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from inspect import Parameter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -88,6 +91,36 @@ def show(rows: Sequence[Printed], table: Callable[[], Table], as_json: bool) -> 
     from rich.console import Console
 
     Console().print(table())
+
+
+def port_option(option: str, about: str, panel: str | None = None) -> Parameter:
+    """Return an option that names a port, as a parameter of a command; None unless it is given."""
+    told = typer.Option(option, metavar="PORT", help=about, rich_help_panel=panel)
+    kind = Annotated[str | None, told]
+    name = option.strip("-").replace("-", "_")
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def with_options(
+    command: Callable[..., None],
+    name: str,
+    options: Sequence[Parameter],
+    made: Callable[[dict[str, Any]], Any],
+) -> Callable[..., None]:
+    """Return a command with further options in place of its parameter ``name``.
+
+    ``made`` makes of their values, by name, what that parameter gets.
+    """
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        values = {one.name: given.pop(one.name) for one in options}
+        command(**given, **{name: made(values)})
+
+    form = inspect.signature(command, eval_str=True)
+    kept = [one for one in form.parameters.values() if one.name != name]
+    run.__signature__ = form.replace(parameters=[*kept, *options])  # type: ignore[attr-defined]
+    return run
 
 
 def words_of(context: typer.Context, **changed: Any) -> list[str]:
