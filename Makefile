@@ -151,7 +151,7 @@ soak: $(STAMP)  ## strike runs of every method until KILLS=300, and compare (SEE
 fuzz: $(STAMP)  ## fuzz for a while: every lie of a client, then INPUTS=100000 for each target
 	$(PYTHON) -m pip install --quiet --editable '.[dev,fuzz]'
 	FEDTIDE_LIES=all $(PYTEST) --timeout 1200 tests/integration/test_liar.py
-	FEDTIDE_LIES=all $(PYTEST) --timeout 300 tests/fuzz/test_poisons.py tests/fuzz/test_lying_relay.py
+	FEDTIDE_LIES=all $(PYTEST) --timeout 300 tests/fuzz/test_poisons.py fedplugins/relays/tests/test_lying_relay.py
 	for target in $(TARGETS); do $(PYTHON) -m tests.fuzz $$target --runs $(INPUTS) || exit 1; done
 
 golden: $(STAMP)  ## write the golden traces anew; review the diff

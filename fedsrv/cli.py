@@ -37,7 +37,6 @@ from fedsrv.commands.certs import certs_app
 from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.lineage import lineage
 from fedsrv.commands.plugins import plugins
-from fedsrv.commands.relay import relay
 from fedsrv.commands.watchers import place_of, wanted, with_watchers
 from fedsrv.commands.watching import watching_app
 from fedsrv.ray.ray_cluster import ray_place
@@ -51,7 +50,6 @@ NONE: Mapping[str, str] = {}
 app = program("The coordinator of a federated run, and the launcher of local ones.")
 app.add_typer(certs_app, name="certs")
 app.command()(plugins)
-app.command()(relay)
 app.command()(lineage)
 app.add_typer(watching_app)
 app.add_typer(audit_app)

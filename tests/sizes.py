@@ -34,12 +34,12 @@ def sources(package: str) -> list[Path]:
 
 
 MOST: Mapping[str, int] = {
-    "lines of the core": 96_953,
+    "lines of the core": 94_511,
     "seams of parts": 58,
     "loose files in fedmodels": 3,
-    "loose files in fedsrv": 3,
+    "loose files in fedsrv": 2,
     "loose files in fedcli": 6,
-    "bindings named found": 670,
+    "bindings named found": 651,
 }
 """The borders."""
 

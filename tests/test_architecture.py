@@ -29,8 +29,8 @@ GRPC = ("grpc", "grpc_health", "grpc_reflection")
 GRPC_FILES = {
     "fedsrv/transport/gate.py",
     "fedsrv/progress/watching.py",
-    "fedsrv/relay/service.py",
-    "fedsrv/relay/uplink.py",
+    "fedplugins/relays/service.py",
+    "fedplugins/relays/uplink.py",
     "fedsrv/transport/server.py",
     "fedsrv/transport/listening.py",
     "fedplugins/queues/service.py",
@@ -102,11 +102,11 @@ ROOMS = {
         "identities", "signatures", "secure_terms", "peer_certificates",
     ),
     "fedsrv": (
-        "presets", "progress.events", "engine.availability", "ray.ray_cluster",
+        "progress.events", "engine.availability", "ray.ray_cluster",
         "ray.ray_driver", "identity", "state", "report", "trained.trained_models",
         "trained.begin_from", "progress.run_status", "progress.event_lines", "engine",
         "progress.traces", "parts", "transport", "progress.watching", "dashboard",
-        "coordinator", "relay", "trained.export", "commands", "launch", "cli", "__main__",
+        "coordinator", "trained.export", "commands", "launch", "cli", "__main__",
     ),
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "gate", "runtime",
@@ -114,8 +114,8 @@ ROOMS = {
         "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
     ),
     "fedplugins": (
-        "baselines", "drift", "inference", "methods", "presets", "queues", "reference", "studies",
-        "trackers",
+        "baselines", "drift", "inference", "methods", "presets", "queues", "reference",
+        "relays", "studies", "trackers",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import itertools
 import logging
 import threading
@@ -24,6 +23,7 @@ from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError, PayloadTooLarge
 from fedmodels.facts.position import Interaction
 from fedmodels.facts.run_classes import ClassChange
+from fedmodels.plugins import gone, loaded
 from fedmodels.tensors.bundle import EVALUATOR, ClientId
 from fedmodels.times import AGAIN_AFTER_MS, BEAT_EVERY_S
 from fedpb import AGAIN_AFTER, PROTOCOL, SET_OUT
@@ -60,8 +60,6 @@ MAX_DESCRIBED = 256 << 20
 """Characters of the descriptions of all clients that join with one message."""
 MAX_WATCHERS = 16
 """Limit of watchers at a time; each holds a thread that clients could use."""
-PASSES_ON = "fedsrv.relay.admission"
-"""Says who may pass the calls of clients on; loaded when somebody asks for that."""
 log = logging.getLogger(__name__)
 
 
@@ -345,7 +343,10 @@ class Service:
         if not request.relay:
             self.guard.check_joins_itself(context)
             return None
-        found: Through = importlib.import_module(PASSES_ON).admitted(
+        admitted = next(loaded("fedsrv.relays"), None)
+        if admitted is None:
+            raise WrongRun(gone("a relay", "relays"))
+        found: Through = admitted(
             request.relay, request.relay_process, clients,
             num_clients=self.cohort.num_clients,
             check_covers=lambda client: self.client(client, context),

@@ -29,6 +29,7 @@ GROUPS: Mapping[str, str] = {
     "fedtide.parts": "a Part of fedmodels.config.part: what a config may leave out",
     "fedtide.watchers": "a Watcher of fedsrv.commands.watchers: an option of serve and launch",
     "fedsrv.queues": "a function that serves a directory of runs, by the options of serve",
+    "fedsrv.relays": "a function that says who may pass the calls of clients on",
     "fedsrv.commands": "a Typer app, whose commands fedsrv has",
     "fedcli.services": "a Service of fedcli.serving.services: an option of serve-model",
     "fedcli.commands": "a Typer app, whose commands fedcli has",

@@ -36,7 +36,7 @@ PRELOADED = (
     "fedsrv.coordinator",
     "fedsrv.launch.launcher",
     "fedsrv.parts.stages",
-    "fedsrv.relay.relaying",
+    "fedplugins.relays.relaying",
     "fedsrv.report.page",
     "fedsrv.state.lineage",
     "grpc._server",

@@ -18,6 +18,7 @@ from fedcli.joining import host_of
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import FedtideError
 from fedmodels.facts.run_classes import ClassChange
+from fedplugins.relays.relaying import Upstream, serve_relay
 from fedsrv.coordinator import Listen, serve
 from fedsrv.identity.certificates import init_authority, issue
 from fedsrv.identity.tls import caller_credentials
@@ -25,7 +26,6 @@ from fedsrv.parts.open_admission import REFUSED
 from fedsrv.parts.stages import RunPaused
 from fedsrv.progress.events import Event, EventLog
 from fedsrv.progress.watching import steer
-from fedsrv.relay.relaying import Upstream, serve_relay
 from fedsrv.state.decisions import CLASSES, decide
 from fedsrv.transport import service
 from fedtide.inprocess import run_in_process

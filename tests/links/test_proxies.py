@@ -17,10 +17,10 @@ from fedmodels.errors import LinkError
 from fedpb.channels import is_here
 from fedpb.unreachable import EXCEPTIONS, proxy_to
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.uplink import Uplink
 from fedsrv.launch import remote_host
 from fedsrv.launch.remote_host import HostInstructions
 from fedsrv.progress.watching import check_health, watched
-from fedsrv.relay.uplink import Uplink
 
 pytestmark = pytest.mark.loopback
 

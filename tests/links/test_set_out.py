@@ -13,10 +13,10 @@ import torch
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedmodels.errors import LinkError, RunStopped, SetOut
+from fedplugins.relays.relaying import Upstream, serve_relay
 from fedsrv.coordinator import Listen, serve
 from fedsrv.progress.events import EventLog
 from fedsrv.progress.watching import steer
-from fedsrv.relay.relaying import Upstream, serve_relay
 from fedsrv.state.audit import AUDIT, read
 from fedsrv.state.verification import verified_log
 from fedsrv.transport import service

@@ -16,11 +16,11 @@ import torch
 from fedcli.joining import host_of
 from fedcli.runtime.staying import Address, Outcome, each_run
 from fedmodels.config.experiment import Experiment
+from fedplugins.relays.relaying import Upstream, serve_relay
 from fedsrv.coordinator import Listen, serve
 from fedsrv.progress.event_lines import EventPrinter
 from fedsrv.progress.events import Event, EventLog
 from fedsrv.progress.watching import steer
-from fedsrv.relay.relaying import Upstream, serve_relay
 from fedsrv.transport import service
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of

@@ -23,12 +23,12 @@ HALVES = [
 """Where each part stands, and whether a plain run asks for it."""
 NAMED: dict[str, tuple[str, str, str]] = {
     "relays": (
-        r"/relay/|commands/relay",
+        r"/relays/",
         r"\brelay\w*|\bGroupSum\b",
         """
-        fedmodels/config/combinations.py fedmodels/console/help_panels.py
+        fedmodels/console/help_panels.py fedmodels/plugins.py
         fedmodels/numerics/metric_tables.py fedmodels/host/staying.py fedmodels/times.py
-        fedsrv/cli.py fedsrv/commands/audit.py fedsrv/commands/certs.py
+        fedsrv/commands/audit.py fedsrv/commands/certs.py
         fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
         """,
     ),

@@ -173,7 +173,6 @@ OF_THE_CORE: tuple[Part, ...] = (
          "nets.md"),
     Part("own nets", "[net] by_client", lambda e: e.net.by_client is not None, "nets.md",
          settles="training.own_nets:with_own_nets", fits="training.own_nets:check_own_nets"),
-    Part("relays", "fedsrv relay", lambda e: False, "relays.md"),
     Part("forgetting", "fedsrv serve --resume --forget", lambda e: False, "operations.md"),
 )  # fmt: skip
 """The parts of the core. With those of plugins they stand in the order of every seam

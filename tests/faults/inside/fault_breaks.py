@@ -94,7 +94,7 @@ def sum_of_before() -> None:
 
 def strangers_left_out() -> None:
     """Let a relay send its sum without the clients that have not joined it since it began."""
-    from fedsrv.relay.trips import RelayedTrips
+    from fedplugins.relays.trips import RelayedTrips
 
     ready_group = RelayedTrips.ready_group
 
@@ -108,7 +108,7 @@ def strangers_left_out() -> None:
 
 def lock_left_out() -> None:
     """Let a relay look without the lock why it has to end."""
-    from fedsrv.relay.relaying import Relaying
+    from fedplugins.relays.relaying import Relaying
 
     Relaying._why_ended = lambda self: self._ended  # type: ignore[method-assign]
 

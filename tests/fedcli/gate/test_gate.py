@@ -101,7 +101,7 @@ def test_a_new_field_without_a_class_does_not_become_bytes() -> None:
 def test_no_stub_of_a_site_or_a_relay_takes_what_has_passed_no_door() -> None:
     kinds = {"unary_unary", "unary_stream", "stream_unary", "stream_stream"}
     found = list[str]()
-    for path in [*(ROOT / "fedcli").rglob("*.py"), *(ROOT / "fedsrv" / "relay").rglob("*.py")]:
+    for path in [*(ROOT / "fedcli").rglob("*.py"), *(ROOT / "fedplugins" / "relays").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
                 continue

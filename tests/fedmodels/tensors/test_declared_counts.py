@@ -14,7 +14,6 @@ from fedmodels.tensors.declared_counts import (
 )
 from fedmodels.tensors.packed_weights import PackedWeights, names_and_layout
 from fedmodels.tensors.weighted_mean import MAX_INTEGER, RunningMean, weighted_mean
-from fedsrv.relay.grouped_intake import mean_of_sums
 
 
 def normalised(variance: float = 1.0, counted: int = 7, weight: float = 0.5) -> dict[str, Tensor]:
@@ -114,8 +113,11 @@ def test_a_generators_variance():
         check_numbers(Bundle(generators={"3": generator}))
 
 
+@pytest.mark.needs("relays")
 def test_clients_can_count_on_from_what_one_of_them_said():
     """One says that it saw as many batches as it may; the others count on from there."""
+    from fedplugins.relays.grouped_intake import mean_of_sums
+
     liar, honest = packed(normalised(counted=MAX_INTEGER)), packed(normalised())
     running = RunningMean()
     running.add([liar, honest], [1.0, 1.0])

@@ -17,7 +17,6 @@ from fedmodels.training.run import RunFacts
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.engine.reduction import reduced
 from fedsrv.progress.events import EventLog
-from fedsrv.relay.grouped_intake import groups_of
 from fedtide.inprocess import InProcessCohort, run_in_process
 from fedtide.testing.trial import registered, server_context, tiny_experiment
 from tests.conftest import records_of
@@ -126,9 +125,12 @@ def test_uploads_in_the_spool_come_to_the_same_bits(digits, tmp_path):
     assert found["state_sha256"] == run_in_process(plain, digits, tmp_path / "run")["state_sha256"]
 
 
+@pytest.mark.needs("relays")
 @pytest.mark.parametrize("rule", [{}, ROBUST])
 def test_no_relay_sums_what_a_rule_reads_one_by_one(rule, digits, tmp_path, monkeypatch):
     """A trip without a count has no groups: relays pass its uploads on whole."""
+    from fedplugins.relays.grouped_intake import groups_of
+
     sums, send = [], InProcessCohort.send_and_receive
 
     def send_and_receive(cohort, trip):

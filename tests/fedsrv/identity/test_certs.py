@@ -37,7 +37,6 @@ from fedsrv.identity import certificates as certs
 from fedsrv.identity.certificate_guard import CertificateGuard
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.guard import Peer
-from fedsrv.relay.relaying import RunGone
 from fedsrv.state.store import Store
 from tests.conftest import tiny_experiment
 
@@ -511,10 +510,13 @@ def test_a_client_keeps_how_new_its_list_was_beside_its_states(authority, digits
         started()
 
 
+@pytest.mark.needs("relays")
 @pytest.mark.parametrize("option", ["--up-crl", "--tls-crl"])
 @pytest.mark.parametrize("audit", [True, False])
 def test_a_relay_keeps_how_new_its_lists_were(authority, tmp_path, monkeypatch, option, audit):
     """With a directory over a restart as well, else for the runs of one process."""
+    from fedplugins.relays.relaying import RunGone
+
     place, begun = authority / "crl.pem", list[bytes]()
     cert, key = certs.issue(authority, "7")[:2]
     certs.issue(authority, "8")
@@ -539,8 +541,8 @@ def test_a_relay_keeps_how_new_its_lists_were(authority, tmp_path, monkeypatch, 
         place.write_bytes(older)
         (authority / ".crl.pem.newest").unlink()
 
-    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
-    monkeypatch.setattr("fedsrv.relay.staying.relay_runs", two_runs)
+    monkeypatch.setattr("fedplugins.relays.relaying.serve_relay", serve)
+    monkeypatch.setattr("fedplugins.relays.staying.relay_runs", two_runs)
     options = {
         "--up": "host:1", "--clients": "0-1", "--up-ca": ca, "--up-cert": cert, "--up-key": key,
         "--tls-cert": cert, "--tls-key": key, option: place,

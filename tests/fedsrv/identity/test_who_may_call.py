@@ -16,14 +16,14 @@ from fedpb.frames import packed
 from fedpb.identities import role_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import front_pb2
+from fedplugins.relays.service import RelayService
+from fedplugins.relays.trips import RelayedTrips
+from fedplugins.relays.uplink import Uplink
 from fedsrv.coordinator import Listen
 from fedsrv.identity import certificates as certs
 from fedsrv.identity.certificates import revoke
 from fedsrv.identity.roles import MAY
 from fedsrv.progress.events import EventLog
-from fedsrv.relay.service import RelayService
-from fedsrv.relay.trips import RelayedTrips
-from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.server import start_server, stop_server
 from fedsrv.transport.service import Service
 from fedsrv.transport.spool import Spool

@@ -18,9 +18,9 @@ from fedmodels.host.staying import NewRuns, Outcome, pauses
 from fedmodels.times import SITE_LOOK_S
 from fedpb import PROTOCOL
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.relaying import RunGone
+from fedplugins.relays.uplink import REFUSALS, Uplink
 from fedsrv.identity.tls import ChannelCredentials
-from fedsrv.relay.relaying import RunGone
-from fedsrv.relay.uplink import REFUSALS, Uplink
 
 log = logging.getLogger("fedsrv")
 Ready = Callable[[str], None]

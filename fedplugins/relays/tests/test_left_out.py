@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from fedsrv.transport import service
+from fedmodels.plugins import offered
 from tests.fedsrv.transport.test_results_of_pushes import World
 from tests.sizes import PACKAGES, ROOT, sources
 from tests.test_architecture import imports
 
-PART = "fedsrv.relay"
-OWN = ("fedsrv/relay/", "fedsrv/commands/relay.py")
+PART = "fedplugins.relays"
+OWN = "fedplugins/relays/"
 
 
 class Refusing:
@@ -32,7 +32,7 @@ def test_no_file_outside_imports_it():
             ):
                 found.add(place)
     assert found == set()
-    assert service.PASSES_ON.startswith(PART), "the one place by which it is found"
+    assert any(point.module.startswith(PART) for point in offered("fedsrv.relays"))
 
 
 def test_uploads_come_without_it(tmp_path, monkeypatch):

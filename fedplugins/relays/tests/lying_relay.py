@@ -10,11 +10,11 @@ from typing import Any
 
 from fedmodels.tensors.bundle import Bundle, Weights
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays import relaying
+from fedplugins.relays.trips import ClientGroup, RelayedTrips
 from fedsrv.coordinator import Listen
 from fedsrv.progress.event_lines import EventPrinter
 from fedsrv.progress.events import EventLog
-from fedsrv.relay import relaying
-from fedsrv.relay.trips import ClientGroup, RelayedTrips
 
 Lie = Callable[[ClientGroup], None]
 """Changes a group whose sum is about to go up."""

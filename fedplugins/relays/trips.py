@@ -23,10 +23,10 @@ from fedmodels.training.method import Method
 from fedmodels.training.run import RunFacts
 from fedmodels.training.wire import Wire
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.uplink import Uplink
 from fedsrv.engine.cohort import Answer, Trip, UploadForm
 from fedsrv.engine.reduction import StreamingMean
 from fedsrv.progress.events import EventLog
-from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.intake import Push
 from fedsrv.transport.open_trips import OpenTrip
 from fedsrv.transport.refusals import NotReady, UnknownSession

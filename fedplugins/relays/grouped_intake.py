@@ -26,9 +26,9 @@ from fedmodels.tensors.packed_weights import packed
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
 from fedmodels.times import LEFT_OUT_S, SUM_S, transfer_s
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.relayed_sums import RelayedSum, RelayedSums
 from fedsrv.engine.cohort import Allocate, Answer, Answers, Trip
 from fedsrv.engine.reduction import without_weights
-from fedsrv.relay.relayed_sums import RelayedSum, RelayedSums
 from fedsrv.transport.intake import Intake, Push
 from fedsrv.transport.refusals import Superseded, WrongRun
 

@@ -6,12 +6,12 @@ import pytest
 
 from fedmodels.errors import LinkError
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.relaying import Relaying, Upstream, serve_relay
+from fedplugins.relays.trips import RelayedTrips
+from fedplugins.relays.uplink import Uplink
 from fedsrv.coordinator import Listen
 from fedsrv.progress.event_lines import EventPrinter
 from fedsrv.progress.events import EventLog
-from fedsrv.relay.relaying import Relaying, Upstream, serve_relay
-from fedsrv.relay.trips import RelayedTrips
-from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.spool import Spool
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.relay.service import RelayService
+from fedplugins.relays.service import RelayService
 from fedsrv.transport.refusals import UnknownSession
 
 

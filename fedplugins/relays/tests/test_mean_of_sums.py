@@ -11,7 +11,7 @@ from fedmodels.errors import PayloadError
 from fedmodels.tensors.packed_weights import PackedWeights
 from fedmodels.tensors.packed_weights import packed as in_a_block
 from fedmodels.tensors.weighted_mean import RunningMean, weighted_mean
-from fedsrv.relay.grouped_intake import mean_of_sums
+from fedplugins.relays.grouped_intake import mean_of_sums
 
 DTYPES = {"base/steps": torch.int64, "base/w": torch.float32}
 

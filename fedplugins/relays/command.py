@@ -18,8 +18,10 @@ from fedmodels.host.machine import end_on_sigterm
 from fedsrv.commands import options
 
 log = logging.getLogger("fedsrv")
+relay_app = typer.Typer()
 
 
+@relay_app.command(rich_help_panel="Run")
 def relay(
     up: Annotated[str, typer.Option(metavar="HOST:PORT", help="The coordinator above.")],
     clients: Annotated[
@@ -62,12 +64,12 @@ def relay(
     from fedmodels.config.places import check_address
     from fedpb.channels import place_after
     from fedpb.server_check import ServerCheck
+    from fedplugins.relays.kept_log import kept_lists
+    from fedplugins.relays.relaying import RunGone, Upstream, serve_relay
+    from fedplugins.relays.staying import Ready, places_behind, relay_runs
     from fedsrv.identity.listen import Listen
     from fedsrv.identity.tls import caller_credentials
     from fedsrv.progress.event_lines import EventPrinter
-    from fedsrv.relay.kept_log import kept_lists
-    from fedsrv.relay.relaying import RunGone, Upstream, serve_relay
-    from fedsrv.relay.staying import Ready, places_behind, relay_runs
 
     ids = range_of(clients)
     check_address(up, "--up")

@@ -17,11 +17,11 @@ from fedpb import AGAIN_AFTER, CROWDED, SET_OUT
 from fedpb.codec import encode
 from fedpb.frames import MESSAGE_BYTES
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.relaying import Relaying
+from fedplugins.relays.service import RelayService
+from fedplugins.relays.trips import SUMS_BY, Delivery, PassedOn, RelayedRun, RelayedTrips
+from fedplugins.relays.uplink import CoordinatorUnreachable, meaning_of
 from fedsrv.progress.events import EventLog
-from fedsrv.relay.relaying import Relaying
-from fedsrv.relay.service import RelayService
-from fedsrv.relay.trips import SUMS_BY, Delivery, PassedOn, RelayedRun, RelayedTrips
-from fedsrv.relay.uplink import CoordinatorUnreachable, meaning_of
 from fedsrv.transport.refusals import NotReady, RunOver, SetOut, Superseded, UnknownSession
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.spool import Spool
@@ -407,7 +407,7 @@ def test_orders_that_come_slowly_are_waited_for_while_they_come(world, monkeypat
     At 20 kB/s a message of a megabyte takes 52 s, and none of it shows before it is whole.
     """
     now, cancelled = [1000.0], []
-    monkeypatch.setattr("fedsrv.relay.relaying.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("fedplugins.relays.relaying.time.monotonic", lambda: now[0])
     relaying = world.relaying
     world.know(call=SimpleNamespace(cancel=lambda: cancelled.append(now[0])))
     world.know(pulled={c: s.token for c, s in world.cohort.live().items()})
@@ -437,7 +437,7 @@ def test_the_limits_of_a_relay_are_those_of_its_clients(tmp_path):
 def test_a_sum_is_sent_again_until_the_coordinator_is_back(world, monkeypatch):
     for client in COUNTS:
         world.push(client)
-    monkeypatch.setattr("fedsrv.relay.relaying.PAUSE_S", 0.001)
+    monkeypatch.setattr("fedplugins.relays.relaying.PAUSE_S", 0.001)
     world.above.fails = [Failed(grpc.StatusCode.UNAVAILABLE)] * 2
     assert members(world.send()[0]) == [3, 4, 5]
     assert not world.above.fails

@@ -28,15 +28,15 @@ from fedpb.codec import Receiver
 from fedpb.frames import MESSAGE_BYTES
 from fedpb.orders import WITHOUT_PAYLOAD, read_order
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.kept_log import kept_log
+from fedplugins.relays.service import RelayService
+from fedplugins.relays.trips import ClientGroup, Delivery, RelayedTrips
+from fedplugins.relays.uplink import REFUSALS, CallFailed, Uplink, meaning_of
 from fedsrv.coordinator import open_server, telling_the_end
 from fedsrv.identity.listen import Listen
 from fedsrv.identity.tls import ChannelCredentials
 from fedsrv.progress.event_lines import EventPrinter
 from fedsrv.progress.events import HAS_FAILED, EventLog
-from fedsrv.relay.kept_log import kept_log
-from fedsrv.relay.service import RelayService
-from fedsrv.relay.trips import ClientGroup, Delivery, RelayedTrips
-from fedsrv.relay.uplink import REFUSALS, CallFailed, Uplink, meaning_of
 from fedsrv.transport.refusals import NotReady, RunOver, Superseded, UnknownSession
 from fedsrv.transport.sessions import client_id_of
 from fedsrv.transport.spool import Spool

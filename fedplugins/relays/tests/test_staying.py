@@ -18,13 +18,13 @@ from fedpb.tables import table_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
 from fedpb.v1.table_pb2 import Table
+from fedplugins.relays.relaying import Relaying, RunGone
+from fedplugins.relays.service import RelayService
+from fedplugins.relays.staying import relay_runs
+from fedplugins.relays.trips import Delivery, RelayedTrips
+from fedplugins.relays.uplink import Uplink
 from fedsrv.cli import app
 from fedsrv.progress.events import HAS_FAILED, EventLog
-from fedsrv.relay.relaying import Relaying, RunGone
-from fedsrv.relay.service import RelayService
-from fedsrv.relay.staying import relay_runs
-from fedsrv.relay.trips import Delivery, RelayedTrips
-from fedsrv.relay.uplink import Uplink
 from fedsrv.transport.refusals import NotReady, RunOver, WrongRun
 from fedsrv.transport.spool import Spool
 from tests.conftest import tiny_experiment
@@ -103,8 +103,8 @@ def test_each_run_is_relayed_by_the_conditions_of_the_command(tmp_path, monkeypa
         on_ready("127.0.0.1:4000")
         raise RunGone("it has failed")
 
-    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
-    monkeypatch.setattr("fedsrv.relay.staying.places_behind", lambda *given: [])
+    monkeypatch.setattr("fedplugins.relays.relaying.serve_relay", serve)
+    monkeypatch.setattr("fedplugins.relays.staying.places_behind", lambda *given: [])
     monkeypatch.setattr(
         "fedsrv.identity.tls.caller_credentials", lambda *files: (next(read), *files[:3])
     )
@@ -130,7 +130,7 @@ def test_a_relay_of_one_run_says_how_to_go_on_with_the_next(monkeypatch):
     def serve(*_):
         raise RunGone("run aaaaaaaa is not served any more, and run bbbbbbbb is")
 
-    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
+    monkeypatch.setattr("fedplugins.relays.relaying.serve_relay", serve)
     found = CliRunner().invoke(app, ["relay", "--up", "host:1", "--clients", "0-1"]).exception
     assert isinstance(found, RunGone)
     assert str(found) == (
@@ -260,8 +260,8 @@ def test_behind_a_front_the_oldest_run_is_relayed_as_long_as_it_is_served(monkey
         assert [above.is_served() for _ in range(3)] == [True, True, False]
         raise RunGone("the queue serves no run there any more")
 
-    monkeypatch.setattr("fedsrv.relay.relaying.serve_relay", serve)
-    monkeypatch.setattr("fedsrv.relay.staying.places_behind", lambda *given: now.pop(0))
+    monkeypatch.setattr("fedplugins.relays.relaying.serve_relay", serve)
+    monkeypatch.setattr("fedplugins.relays.staying.places_behind", lambda *given: now.pop(0))
     CliRunner().invoke(app, ["relay", "--up", "hub:5055", "--clients", "0-1", "--stay"])
     assert served == ["hub:5057", "hub:5056"]
 

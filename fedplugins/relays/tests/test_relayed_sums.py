@@ -6,8 +6,8 @@ import torch
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured
 from fedpb.v1 import coordinator_pb2 as rpc
+from fedplugins.relays.relayed_sums import RelayedSum, RelayedSums
 from fedsrv.engine.cohort import Answer, Answers
-from fedsrv.relay.relayed_sums import RelayedSum, RelayedSums
 
 
 def measured(norm, row=(1.0, 0.0)):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from fedmodels.console.printable import printable
 from fedmodels.errors import PayloadError
 from fedmodels.tensors.bundle import ClientId
+from fedplugins.relays.grouped_intake import GroupedIntake, groups_of
 from fedsrv.engine.cohort import Trip
-from fedsrv.relay.grouped_intake import GroupedIntake, groups_of
 from fedsrv.transport.refusals import SecondRelay
 
 

@@ -16,10 +16,10 @@ from fedmodels.tensors.bundle import ClientId, Problem
 from fedpb.tables import usual_of, values_of
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedpb.v1 import description_pb2 as pb
+from fedplugins.relays.trips import PassedOn, RelayedRun, RelayedTrips
+from fedplugins.relays.uplink import Q, R, Uplink
 from fedsrv.identity.guard import Guard, NotYours
 from fedsrv.progress.events import EventLog
-from fedsrv.relay.trips import PassedOn, RelayedRun, RelayedTrips
-from fedsrv.relay.uplink import Q, R, Uplink
 from fedsrv.transport.journal import Journal
 from fedsrv.transport.refusals import NotReady, UnknownSession, WrongRun
 from fedsrv.transport.service import Service, coded

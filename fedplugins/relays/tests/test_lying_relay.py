@@ -12,12 +12,9 @@ import pytest
 from fedcli.runtime.worker import Result, Worker
 from fedmodels.tensors.bundle import Bundle
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.relay import grouped_intake
-from fedsrv.relay.grouped_intake import GroupedIntake
-from fedsrv.transport.waiting import WaitNotice
-from tests.conftest import records_of
-from tests.fuzz.live import Live, complaints_with_traceback
-from tests.fuzz.lying_relay import (
+from fedplugins.relays import grouped_intake
+from fedplugins.relays.grouped_intake import GroupedIntake
+from fedplugins.relays.tests.lying_relay import (
     Lie,
     LyingRelay,
     brings_nothing,
@@ -26,6 +23,9 @@ from tests.fuzz.lying_relay import (
     scales,
     tells_the_truth,
 )
+from fedsrv.transport.waiting import WaitNotice
+from tests.conftest import records_of
+from tests.fuzz.live import Live, complaints_with_traceback
 from tests.fuzz.test_liar import Living, living
 
 __all__ = ["living"]

@@ -17,14 +17,8 @@ from fedpb import PROTOCOL
 from fedpb.codec import encode, read_chunk
 from fedpb.tables import description_of
 from fedpb.v1 import coordinator_pb2 as rpc
-from fedsrv.engine.admission import Admission
-from fedsrv.engine.cohort import AllOf, Answer, Trip, UploadForm
-from fedsrv.identity import certificate_guard
-from fedsrv.identity.certificate_guard import CertificateGuard
-from fedsrv.identity.guard import Peer
-from fedsrv.progress.events import EventLog
-from fedsrv.relay.admission import Relay
-from fedsrv.relay.grouped_intake import (
+from fedplugins.relays.admission import Relay
+from fedplugins.relays.grouped_intake import (
     LEFT_OUT_S,
     SUM_S,
     GroupSum,
@@ -33,6 +27,12 @@ from fedsrv.relay.grouped_intake import (
     groups_of,
     mean_with_sums,
 )
+from fedsrv.engine.admission import Admission
+from fedsrv.engine.cohort import AllOf, Answer, Trip, UploadForm
+from fedsrv.identity import certificate_guard
+from fedsrv.identity.certificate_guard import CertificateGuard
+from fedsrv.identity.guard import Peer
+from fedsrv.progress.events import EventLog
 from fedsrv.transport.inbox import push_limit_s
 from fedsrv.transport.remote_cohort import RemoteCohort
 from fedsrv.transport.service import Service
