@@ -19,10 +19,10 @@ from rich.console import Console
 
 from benchmarks.measure import parser_of, tell
 from fedcli.data.store.commands import run_partition
-from fedcli.forecasting import forecast
 from fedmodels.config.experiment import Experiment
 from fedmodels.config.origin import data_and_scenario
 from fedmodels.facts.config_file import read_experiment
+from fedplugins.operations.forecasting import forecast
 from fedsrv.progress.events import Event
 from fedtide.inprocess import run_in_process
 

@@ -36,7 +36,6 @@ from fedmodels.console.options import (
     program,
     show,
 )
-from fedmodels.console.printable import json_text
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.host.files import why_file_is_no_good
 from fedmodels.host.machine import end_on_sigterm
@@ -240,8 +239,6 @@ AtOnce = Annotated[
 ]
 SeenRun = Annotated[str, typer.Option("--run-id", hidden=True)]
 """The run that a site which stays has seen, and no other."""
-ForecastTold = Annotated[Path | None, typer.Option("--told", hidden=True)]
-"""Where a launch reads the forecast, as code of one's own may print. The trial lies beside."""
 DryRun = Annotated[
     bool,
     typer.Option(
@@ -665,35 +662,6 @@ def partition(
         from fedcli.data.store.commands import draw_partition
 
         typer.echo(f"picture: {draw_partition(out)}")
-
-
-@app.command("forecast")
-def tell_forecast(
-    config: Config,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Clients' data; by default they are dealt out, and taken away again."),
-    ] = None,
-    sets: Sets = None,
-    device: Device = "auto",
-    told: ForecastTold = None,
-    as_json: AsJson = False,
-) -> None:
-    """Say how long a run will take on this machine, by a trial of a client's first training."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    set_up_logging(LogLevel.ERROR)
-    from fedcli.forecasting import of_config
-    from fedmodels.facts.config_file import read_experiment
-    from fedmodels.host.machine import keep_large_blocks
-
-    keep_large_blocks()
-    file = told.resolve() if told else None
-    place = file.parent if file else None
-    found = of_config(read_experiment(config, sets or ()), data, _device(device), place)
-    if file is not None:
-        file.write_text(json_text(found.to_dict()), "utf-8")
-    for line in [json_text(found.to_dict())] if as_json else found.lines():
-        typer.echo(line)
 
 
 @app.command("export-partition")

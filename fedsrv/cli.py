@@ -29,12 +29,11 @@ from fedmodels.console.options import (
 )
 from fedmodels.errors import ConfigError, FedtideError, Interrupted
 from fedmodels.host.machine import set_by_sigterm
-from fedmodels.plugins import usable
+from fedmodels.plugins import gone as missing
+from fedmodels.plugins import owner_of, usable
 from fedsrv.commands import options
 from fedsrv.commands.audit import audit_app
-from fedsrv.commands.backup import backup_app
 from fedsrv.commands.certs import certs_app
-from fedsrv.commands.doctor import doctor_app
 from fedsrv.commands.lineage import lineage
 from fedsrv.commands.plugins import plugins
 from fedsrv.commands.watchers import place_of, wanted, with_watchers
@@ -53,8 +52,6 @@ app.command()(plugins)
 app.command()(lineage)
 app.add_typer(watching_app)
 app.add_typer(audit_app)
-app.add_typer(doctor_app)
-app.add_typer(backup_app)
 for further in usable("fedsrv.commands"):
     app.add_typer(further)
 
@@ -224,6 +221,9 @@ def launch(
 ) -> None:
     """Run coordinator and clients as processes, with live progress and a final table."""
     level = options.set_up(quiet, log_level, as_json)
+    lacks = owner_of("commands", "forecast")
+    if forecast and lacks:
+        raise ConfigError(missing("--forecast", lacks))
     forget_options()
     aside = options.check_without(without, resume)
     gone = options.check_without(forget, resume, "--forget")
@@ -252,7 +252,7 @@ def launch(
         ],
         ray=ray_place(on, host_cpus, host_gpus, node_dir, device),
         strict=strict,
-        forecasts=sys.stdout.isatty() and not as_json if forecast is None else forecast,
+        forecasts=sys.stdout.isatty() and not (as_json or lacks) if forecast is None else forecast,
     )
 
 

@@ -111,11 +111,11 @@ ROOMS = {
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "gate", "runtime",
         "tracing", "parts", "joining", "predicting.prediction", "predicting.predicted_targets",
-        "serving", "pretrain", "forecasting", "cli", "hosts", "__main__",
+        "serving", "pretrain", "cli", "hosts", "__main__",
     ),
     "fedplugins": (
-        "baselines", "drift", "inference", "methods", "presets", "queues", "reference",
-        "relays", "studies", "trackers",
+        "baselines", "drift", "inference", "methods", "operations", "presets", "queues",
+        "reference", "relays", "studies", "trackers",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

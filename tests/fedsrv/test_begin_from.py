@@ -16,7 +16,6 @@ from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle, Problem, state_digest
 from fedmodels.training.initial_weights import pin_weights
 from fedmodels.training.run import RunFacts
-from fedsrv.state.backup import backup
 from fedsrv.trained.begin_from import begun
 from fedtide.inprocess import run_in_process
 from tests.conftest import records_of, tiny_experiment
@@ -60,6 +59,7 @@ def test_a_run_begins_with_the_weights_of_another_one_and_says_so(digits, before
     assert all("began_from" not in r for r in records_of(out)[1:])
 
 
+@pytest.mark.needs("operations")
 def test_weights_are_found_where_the_earlier_run_has_moved_and_in_its_backup(
     digits, before, tmp_path
 ):
@@ -67,6 +67,8 @@ def test_weights_are_found_where_the_earlier_run_has_moved_and_in_its_backup(
     old, moved, out = tmp_path / "old", tmp_path / "moved", tmp_path / "new"
     shutil.copytree(before, old)
     killed(beginning(old, out), digits, out, before=Dies(1), facts=True)
+    from fedplugins.operations.backup import backup
+
     backup(old, moved)
     shutil.rmtree(old)
     summary = run_in_process(beginning(moved, out), digits, out, resume=True)

@@ -36,7 +36,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"secure_|sum_terms",
         r"Secure[A-Z]\w+|SumTerms|secure_(?!channel|server|port)\w+",
         """
-        fedcli/forecasting.py fedcli/gate/privacy_floor.py fedcli/joining.py
+        fedcli/gate/privacy_floor.py fedcli/joining.py
         fedcli/runtime/released.py fedmodels/config/combinations.py fedmodels/config/privacy.py
         """,
     ),

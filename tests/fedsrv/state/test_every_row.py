@@ -19,7 +19,6 @@ from fedmodels.facts.position import Interaction
 from fedmodels.tensors.archive import load_named, save_named
 from fedmodels.tensors.bundle import Bundle, state_digest
 from fedsrv.coordinator import write_facts
-from fedsrv.state.backup import backup, restore
 from fedsrv.state.chain import Head
 from fedsrv.state.earlier_ledger import link_of, seal_of
 from fedsrv.state.ledger import Ledger
@@ -223,7 +222,10 @@ def negated(path: Path) -> None:
     save_named(path, {**named, **changed}, header)
 
 
+@pytest.mark.needs("operations")
 def test_a_state_that_was_replaced_is_told_and_computed_again(run, whole):
+    from fedplugins.operations.backup import backup
+
     path = run / "server" / "state-00000001.safetensors"
     negated(path)
     (line,) = verified(run, whole[1]).wrong
@@ -292,7 +294,10 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.needs("operations")
 def test_a_replaced_model_is_neither_exported_nor_copied(ended, tmp_path):
+    from fedplugins.operations.backup import backup, restore
+
     run = Path(shutil.copytree(ended, tmp_path / "run"))
     fedtide.Run(run).global_model()
     backup(run, tmp_path / "copy")
@@ -325,15 +330,21 @@ def test_a_model_that_was_never_committed_is_not_exported(ended, tmp_path):
         fedtide.Run(run).global_model()
 
 
+@pytest.mark.needs("operations")
 def test_a_copy_of_an_ended_run_holds_all_files_that_the_run_states(ended, tmp_path):
+    from fedplugins.operations.backup import backup, restore
+
     backup(ended, tmp_path / "copy")
     restore(tmp_path / "copy", tmp_path / "run")
     assert verified(tmp_path / "copy").wrong == []
     assert verified(tmp_path / "run", verified(ended).head).wrong == []
 
 
+@pytest.mark.needs("operations")
 def test_a_file_that_is_about_to_be_written_is_waited_for_by_a_copy(tmp_path):
     """Its statement comes first."""
+    from fedplugins.operations.backup import backup
+
     with closing(Store(tmp_path / "run", EXPERIMENT, False)) as store:
         committed(store, 0)
         store.expect("data.json", "{}\n")

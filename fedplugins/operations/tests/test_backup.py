@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
-from fedsrv.state import backup as copies
-from fedsrv.state.backup import backup, restore
+from fedplugins.operations import backup as copies
+from fedplugins.operations.backup import backup, restore
 from fedsrv.state.history import History, LossTooLarge
 from fedsrv.state.verification import verified
 from fedtide.inprocess import run_in_process

@@ -15,12 +15,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedcli import forecasting
 from fedcli.cli import app
-from fedcli.forecasting import Forecast, Work, forecast
 from fedmodels.errors import DataError, FedtideError
 from fedmodels.methods import make
 from fedmodels.training.contexts import START, ServerContext
+from fedplugins.operations import forecasting
+from fedplugins.operations.forecasting import Forecast, Work, forecast
 from fedsrv.progress.events import Event
 from fedtide.inprocess import run_in_process
 from tests.conftest import tiny_experiment

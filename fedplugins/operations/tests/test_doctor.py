@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedplugins.operations.machine_page import reached
 from fedsrv import cli
-from fedsrv.commands.machine_page import reached
 from fedsrv.identity.certificates import init_authority
 
 
