@@ -15,7 +15,7 @@ import psutil
 
 from fedmodels.console.printable import printable
 from fedmodels.host.guarded import Guarded
-from fedmodels.host.processes import Popen, program
+from fedmodels.host.processes import Program, begun
 from fedmodels.host.staying import pauses
 from fedmodels.times import RUN_LEAVING_S
 from fedplugins.queues.run_queue import QueuedRun
@@ -52,7 +52,7 @@ class ServedRun:
         self._lock = threading.RLock()
         self._life = Life()
         self._hear: list[Hear] = []
-        self._process: Popen | None = None
+        self._process: Program | None = None
         self._reader: threading.Thread | None = None
         self._asked = 0.0
         """When the process was asked to end; 0 before. With what follows, of the main thread."""
@@ -65,7 +65,7 @@ class ServedRun:
         """Start the process; what it tells goes to ``hear``."""
         words = [*self._words, *(["--resume"] if resumes else [])]
         with (self.queued.place / "log.txt").open("ab") as errors:
-            self._process = program(
+            self._process = begun(
                 "fedsrv", words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
         with self._lock:
@@ -129,7 +129,7 @@ class ServedRun:
             self._process.wait()
         self._close(self._process)
 
-    def _close(self, process: Popen) -> None:
+    def _close(self, process: Program) -> None:
         assert process.stdin is not None
         process.stdin.close()
         if self._reader is not None:

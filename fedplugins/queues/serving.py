@@ -32,6 +32,7 @@ def serve_all(queue: Path, context: typer.Context, watched: Mapping[str, str]) -
     """
     from fedmodels.console.options import words_of
     from fedmodels.host.machine import end_on_sigterm
+    from fedmodels.host.warm import kept
     from fedplugins.queues.front import Front
     from fedplugins.queues.service import FrontService
     from fedsrv.commands.watchers import asked_for, watchers
@@ -47,6 +48,7 @@ def serve_all(queue: Path, context: typer.Context, watched: Mapping[str, str]) -
     listen.check()
     end_on_sigterm()
     with ExitStack() as stack:
+        stack.enter_context(kept(["fedsrv.cli", "fedsrv.coordinator"]))  # before any thread
         try:
             stack.callback(os.close, lock(queue))
         except OSError as error:

@@ -7,16 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
+from fedcli.hosts import PRELOADED
 from fedmodels.errors import Interrupted, RunStopped, reason_of
+from fedmodels.host import processes
 from fedmodels.host.files import write_atomically
-from fedmodels.host.processes import end_with_parent
+from fedmodels.host.processes import Program, end_with_parent
+from fedmodels.host.warm import kept
 from fedmodels.times import POLL_S
 from fedplugins.studies.plan import PlannedRun
 from fedsrv.state.run_directory import may_hold_a_run
@@ -142,23 +146,40 @@ def _run(command: Sequence[str], log: Path, directory: str, until: Until | None 
 
     One that has run long enough, as ``until`` tells, stops where it can be resumed.
     """
-    with (
-        log.open("a") as to_log,
-        subprocess.Popen(
-            command,
-            stdout=to_log,
-            stderr=subprocess.STDOUT,
-            cwd=directory,
-            preexec_fn=partial(_begin, os.getpid()),
-        ) as process,
-    ):
+    with log.open("ab") as to_log:
+        pipes: dict[str, Any] = {"stdout": to_log, "stderr": subprocess.STDOUT, "cwd": directory}
+        process = _started(command, pipes)
         try:
             while process.poll() is None and not (until is not None and until()):
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(None if until is None else POLL_S)
         finally:
             process.terminate()  # of one that has ended, this does nothing
-        return process.wait()
+            status = process.wait()
+        return status
+
+
+def _started(command: Sequence[str], pipes: Mapping[str, Any]) -> Program:
+    """Start a command; as a fork where this process keeps one warm."""
+    if processes.warm is not None and command[1] == "-m":
+        with suppress(OSError):
+            return processes.warm.begin(command[2], command[3:], os.environ, False, pipes)
+    return subprocess.Popen(command, preexec_fn=partial(_begin, os.getpid()), **pipes)
+
+
+@contextmanager
+def warm_runs() -> Iterator[None]:
+    """Have the runs of this machine begin as forks of a process that has imported torch.
+
+    There are no threads yet.
+    """
+    before = signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # which forks inherit; see _begin
+    try:
+        with kept([*PRELOADED, "fedsrv.cli", "fedsrv.coordinator", "fedsrv.launch.launcher"]):
+            signal.signal(signal.SIGUSR2, before)
+            yield
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def _begin(parent: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -19,10 +19,11 @@ from rich.console import Console
 
 from fedmodels.errors import ArchiveError, ConfigError, RunFailed
 from fedmodels.facts.config_file import parse_experiment
+from fedmodels.host import processes
 from fedmodels.host.files import write_atomically
 from fedmodels.numerics.metric_tables import metric
 from fedplugins.studies.columns import Watch, check_names, faults
-from fedplugins.studies.execution import Call, Each, Grave, Say, execute
+from fedplugins.studies.execution import Call, Each, Grave, Say, execute, warm_runs
 from fedplugins.studies.fairness import fairness
 from fedplugins.studies.outcome import (
     ForPapers,
@@ -313,9 +314,11 @@ def _resource(text: str) -> tuple[str, str | int | float]:
 @contextmanager
 def this_machine(jobs: int, say: Say) -> Iterator[Each]:
     """Run ``jobs`` runs at a time on this machine."""
-    with ThreadPoolExecutor(jobs) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
 
         def each(call: Call, runs: Sequence[PlannedRun]) -> Iterator[tuple[PlannedRun, str]]:
+            if len(runs) > 1 and processes.warm is None:
+                stack.enter_context(warm_runs())
             futures = {pool.submit(call, run, say): run for run in runs}
             for ended in as_completed(futures):
                 yield futures[ended], ended.result()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import logging
 import os
 import runpy
 import select
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from fedmodels.console.log_lines import LogLevel, set_up_logging
-from fedmodels.host.processes import end_with_parent
+from fedmodels.host.processes import become, end_with_parent
 
 
 def open_standard_streams() -> None:
@@ -57,7 +56,7 @@ class Forked:
             sys.stderr.flush()
             self.pid = os.fork()
             if self.pid == 0:
-                _become(name, run, theirs_in, theirs_out, errors.fileno())
+                become(name, run, (theirs_in, theirs_out, errors.fileno()))
         os.close(theirs_in)
         os.close(theirs_out)
         self.stdin: IO[bytes] | None = os.fdopen(ours_out, "wb")
@@ -146,28 +145,3 @@ def _wait_and_serve() -> None:
 
 def _module(name: str) -> None:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
-
-
-def _become(name: str, run: Callable[[], None], stdin: int, stdout: int, stderr: int) -> None:
-    """Turn this forked process into another program; never return."""
-    status = 1
-    try:
-        Path("/proc/self/comm").write_text(name[:15], "utf-8")
-        os.setsid()  # Ctrl-C is the launcher's business
-        for target, source in enumerate((stdin, stdout, stderr)):
-            os.dup2(source, target)
-        logging.getLogger().handlers.clear()  # the program that follows has its own log
-        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # or a sibling's pipe never sees its end
-        sys.stdin = os.fdopen(0, closefd=False)
-        sys.stdout = os.fdopen(1, "w", 1, closefd=False)
-        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # as Python's
-        run()
-        status = 0
-    except SystemExit as done:
-        status = done.code if isinstance(done.code, int) else int(done.code is not None)
-    except BaseException:  # nothing may rise into the launcher's code, of which this is a copy
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)

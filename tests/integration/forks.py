@@ -9,6 +9,7 @@ order with ``call`` names a function: of a test, or of a program with the argume
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import importlib
@@ -22,6 +23,7 @@ from pathlib import Path
 import typer.main
 
 from fedcli import hosts
+from fedmodels.host.warm import kept
 
 PRELOADED = (
     *hosts.PRELOADED,
@@ -92,7 +94,8 @@ def _call(order: dict[str, object]) -> None:
     os.chdir(place)
     os.environ["COLUMNS"] = "200"
     sys.argv = order["argv"]
-    function()
+    with kept(()) if "--stay" in sys.argv else contextlib.nullcontext():
+        function()  # the process of each run is a fork, too
 
 
 def _become(order: dict[str, object], files: list[int], run: Callable[..., None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import math
 import os
 import queue
@@ -17,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, NoReturn, Protocol
 
 from fedmodels.console.commands import PREFIXES
 from fedmodels.times import RUN_LEAVING_S, WANTED_LOOK_S
@@ -150,6 +151,72 @@ def program(module: str, words: Sequence[str], **pipes: Any) -> Popen:
     return subprocess.Popen([*own, *words], start_new_session=True, env=env, **pipes)
 
 
+class Program(Process, Protocol):
+    """A process that is told more than that it ends."""
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        ...
+
+
+class Begins(Protocol):
+    """What begins programs as forks: :mod:`fedmodels.host.warm`."""
+
+    def begin(
+        self, module: str, words: Sequence[str], env: Mapping[str, str], session: bool, pipes: Any
+    ) -> Program:
+        """Begin one; OSError if it cannot."""
+        ...
+
+
+warm: Begins | None = None
+
+
+def begun(module: str, words: Sequence[str], **pipes: Any) -> Program:
+    """Begin what :func:`program` starts, as a fork where this process keeps something warm."""
+    if warm is not None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith(PREFIXES)}
+        with suppress(OSError):
+            return warm.begin(module, words, env, True, pipes)
+    return program(module, words, **pipes)
+
+
+def become(
+    name: str, run: Callable[[], None], files: tuple[int, int, int], *, session: bool = True
+) -> NoReturn:
+    """Turn this forked process into another program with these standard streams; never return.
+
+    ``name`` is what ``top`` and ``ps -o comm`` call it.
+    """
+    status = 1
+    try:
+        Path("/proc/self/comm").write_text(name[:15], "utf-8")
+        if session:
+            os.setsid()  # Ctrl-C is for whoever started it
+        for target, source in enumerate(files):
+            os.dup2(source, target)
+        logging.getLogger().handlers.clear()  # the program that follows has its own log
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # or a sibling's pipe never sees its end
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout = os.fdopen(1, "w", 1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)  # as Python's
+        run()
+        status = 0
+    except SystemExit as done:
+        status = done.code if isinstance(done.code, int) else int(done.code is not None)
+    except BaseException:  # nothing may rise into the code of which this is a copy
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # nobody reads it any more
+                stream.flush()
+        os._exit(status)
+
+
 def run_program(
     module: str, words: Sequence[str], is_wanted: Callable[[], bool] = lambda: True
 ) -> int:
@@ -158,7 +225,7 @@ def run_program(
     No environment variable gives it options. It gets SIGTERM once it is not wanted any more, when
     SIGTERM or Ctrl-C ends this process, and when this process dies.
     """
-    process = program(module, words)
+    process = begun(module, words)
     try:
         while process.poll() is None and is_wanted():
             with suppress(subprocess.TimeoutExpired):
