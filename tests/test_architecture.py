@@ -90,7 +90,7 @@ ROOMS = {
         "host.shortages", "host.machine", "host.devices", "console.printable", "console.charts",
         "console.log_lines", "host.files", "host.line_file", "own.code_names", "own.own_code",
         "host.http_server", "host.spans", "plugins", "console.completion",
-        "console.help_panels", "console.commands", "host.processes", "tensors",
+        "console.help_panels", "console.commands", "host.processes", "host.warm", "tensors",
         "facts.class_names", "facts.data_description", "numerics", "secure_sum", "config",
         "problems", "reductions", "nets", "privacy", "training", "techniques", "methods",
         "parts", "facts.usual", "facts.resolution", "facts.config_file", "console.rows",
