@@ -32,11 +32,12 @@ from fedmodels.training.asked import load_ahead
 from fedmodels.training.fault import name_faults
 from fedsrv import parts
 from fedsrv.engine.admission import Admission
+from fedsrv.engine.round_parts import means_told
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.server_part import ServerPart
 from fedsrv.identity.listen import Listen
 from fedsrv.progress.events import HAS_FAILED, Ending, EventLog
-from fedsrv.state.record import scored_in
+from fedsrv.state.record import MeansOver
 from fedsrv.state.run_directory import beginning, writing
 from fedsrv.state.store import Store
 from fedsrv.transport.journal import Journal
@@ -195,9 +196,9 @@ def _tell_the_beginning(
     events.tell("present", **cohort.present())
     if (record := store.ledger.record(store.committed)) is not None:
         place = {key: record[key] for key in ("interaction", "round", "task")}
-        metrics, without = record["metrics"], [*map(str, record.get("unscored", ()))]
-        means = {"metrics": metrics, "scored": len(scored_in(record)), "unscored": without}
-        events.tell("resumed", **place, loss=metrics.get("loss"), **means)
+        over = MeansOver(found for found, _ in store.ledger.records())
+        loss = record["metrics"].get("loss")
+        events.tell("resumed", **place, loss=loss, **means_told(record, over))
     lines = [*caveats, *store.evidence.differences]
     lines += [
         f"client {client} was set aside: it takes no part from interaction {first + 1} on"

@@ -35,7 +35,14 @@ from fedsrv.engine.schedule import Step
 from fedsrv.engine.scores import Scores, accuracy_over
 from fedsrv.engine.server_part import CheckUpload, CurrentInteraction, Exchange, ServerPart
 from fedsrv.engine.summary import summarise
-from fedsrv.state.record import Record, named_aside, scored_in
+from fedsrv.state.record import (
+    MeansOver,
+    Record,
+    change_text,
+    means_of,
+    named_aside,
+    scored_in,
+)
 
 LARGE_STATE = 64 << 20
 """Size from which a committed state leaves memory for the pages of its file."""
@@ -61,6 +68,8 @@ class RoundParts:
         self._folds = self.method.reduction == "mean" and not each
         """Whether uploads may be added up as they come."""
         self._foretold = False
+        self._over: MeansOver | None = None
+        """Who is in the means of scored rounds; None until a round is scored."""
 
     @property
     def experiment(self) -> Experiment:
@@ -340,9 +349,10 @@ class RoundParts:
             reason = "its global test set is not what most others scored on: its scores are dropped"
             self.events.tell("failed", other, **place, reason=reason)
         put_scores(record, scores, self.plan, step)
-        facts = {"metrics": record["metrics"], "scored": len(scored_in(record))}
-        without = map(str, record.get("unscored", ()))
-        self.events.tell("scores", **place, round=step.round, **facts, unscored=[*without])
+        self._over = self._over or MeansOver(found for found, _ in self.store.ledger.records())
+        self._over.take(record)
+        facts = means_told(record, self._over)
+        self.events.tell("scores", **place, round=step.round, **facts)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -391,6 +401,17 @@ class RoundParts:
         """Return the digest of the private state of a client that never trained."""
         first = init_client(self.method, self.plan.run.of_client(client), client)
         return state_digest([("client", first)])
+
+
+def means_told(record: Record, over: MeansOver) -> dict[str, Any]:
+    """Return what events say of the means of a record: what they are, and over whom."""
+    return {
+        "metrics": record["metrics"],
+        "scored": len(scored_in(record)),
+        "unscored": [*map(str, record.get("unscored", ()))],
+        "means": means_of(record),
+        "changed": change_text(*over.changes[-1]) if over.changes else "",
+    }
 
 
 def _alike(upload: Bundle) -> float:

@@ -28,7 +28,7 @@ from fedmodels.numerics.metrics import (
 from fedmodels.own.code_names import short_name
 from fedmodels.tensors.bundle import EVALUATOR
 from fedmodels.training.fault import line_of
-from fedsrv.state.record import ClientRow, Record
+from fedsrv.state.record import ClientRow, MeansOver, Record, means_of
 
 log = logging.getLogger(__name__)
 Figures = Callable[[Sequence[Record]], Mapping[str, float]]
@@ -84,6 +84,7 @@ def summarise(
         "rounds": 1 + max((r["round"] for r in records), default=-1),
         "definitions": DEFINITIONS,
         "metrics": metrics,
+        **_population(records),
         "bytes": {
             key: sum(r["bytes"][key] for r in records)
             for key in ("down", "up", "wire_down", "wire_up")
@@ -100,6 +101,15 @@ def summarise(
         **({"withheld": withheld} if (withheld := _withheld(records)) else {}),
         **({"figures_missing": missing} if missing else {}),
     }
+
+
+def _population(records: Sequence[Record]) -> dict[str, Any]:
+    """Return over how many clients the last means are, and from which rounds on over others."""
+    found = {
+        "means_over": next((over for r in reversed(records) if (over := means_of(r))), {}),
+        "means_changed": MeansOver(records).changes,
+    }
+    return {key: value for key, value in found.items() if value}
 
 
 def _withheld(records: Sequence[Record]) -> dict[str, int]:

@@ -126,8 +126,7 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "server": _server,
     "rollback": _rollback,
     "scores": lambda e: (
-        f"{_place(e)} scored: {scores_text(e.detail.get('metrics'))}"
-        + means_text(int(e.detail.get("scored") or 0), [*map(str, e.detail.get("unscored", ()))])
+        f"{_place(e)} scored: {scores_text(e.detail.get('metrics'))}" + means_text(e.detail)
     ),
     "ended": lambda e: str(e.detail.get("reason", "")),
     "failed": lambda e: f"client {e.client} failed: {e.detail.get('reason', '')}",

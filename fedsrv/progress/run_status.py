@@ -17,7 +17,7 @@ from fedmodels.errors import RunFailed
 from fedmodels.facts.position import Interaction, Round
 from fedmodels.numerics.metric_tables import metric
 from fedsrv.progress.events import DONE, Event
-from fedsrv.state.record import of_parts
+from fedsrv.state.record import MAX_GONE, change_text, of_parts, some_text
 from fedsrv.state.run_directory import refuse_in_use
 from fedsrv.state.run_record import interaction_of, number, read_run
 
@@ -26,8 +26,6 @@ SHOWN = ("a_glo", "a_loc", "a_sel", "a_glo_balanced")
 """The metrics that lines show, where a run has them."""
 MAX_NOTES = 10
 """Notes that are shown."""
-MAX_GONE = 10
-"""Clients that are gone and named in a line."""
 PHASES = {
     1: "trains", 2: "scores", 3: "finishes",
     4: "tells a key", 5: "shares secrets", 6: "opens a sum",
@@ -158,6 +156,10 @@ class RunStatus:
     """How many clients the metrics are means over; 0 while nothing says so."""
     unscored: list[str] = field(default_factory=list)
     """The clients that should be in these means, and are not."""
+    means: dict[str, int] = field(default_factory=dict)
+    """Over how many clients each accuracy is a mean."""
+    changed: str = ""
+    """From which round on means are over other clients, and who left and came, in words."""
     privacy: dict[str, float] = field(default_factory=dict)
     """What was spent of the clients' privacy, where noise hides them."""
     finished: bool = False
@@ -193,6 +195,8 @@ class RunStatus:
         rows = [*(row.get("metrics") or {} for row in record.rows), record.summary.get("metrics")]
         found.metrics = next((dict(one) for one in reversed(rows) if one), {})
         found.scored, found.unscored = record.in_means
+        found.means = record.means
+        found.changed = change_text(*record.population[-1]) if record.population else ""
         for client, standing in record.roster().items():
             found._client(client).stands(standing)
         found.loss = number(found.metrics.get("loss"))
@@ -253,6 +257,7 @@ class RunStatus:
         self.metrics = dict(facts.get("metrics") or {})
         self.scored = int(facts.get("scored") or 0)
         self.unscored = [*map(str, facts.get("unscored", ()))]
+        self.means, self.changed = dict(facts.get("means") or {}), str(facts.get("changed") or "")
 
     def _note_presence(self, event: Event) -> None:
         """Note who came, went, or is there."""
@@ -344,6 +349,8 @@ class RunStatus:
             "gone": self.gone,
             "scored": self.scored,
             "unscored": self.unscored,
+            "means": self.means,
+            "changed": self.changed,
             "failures": {name: c.failures for name, c in self.clients.items() if c.failures},
             "clients": {
                 name: {**vars(self.clients[name]), "lag": self.clients[name].lag(self.interaction)}
@@ -372,7 +379,7 @@ class RunStatus:
         found = [
             f"state: {state}",
             f"committed: {done}",
-            f"scores: {scores_text(self.metrics)}{means_text(self.scored, self.unscored)}",
+            f"scores: {scores_text(self.metrics)}{means_text(vars(self))}",
         ]
         of = len(self.members)
         never = max(0, self.expected - len([*filter(str.isdigit, {*self.clients, *self.here})]))
@@ -428,13 +435,20 @@ def scores_text(metrics: object) -> str:
     return ", ".join(found) or "nothing to show"
 
 
-def means_text(scored: int, unscored: Sequence[str]) -> str:
-    """Return over how many clients means are, and who is not among them; empty if unknown."""
+def means_text(facts: Mapping[str, Any]) -> str:
+    """Return over how many clients means are, and who is not among them; empty if unknown.
+
+    ``facts`` are those of an event with scores, or a status.
+    """
+    scored, unscored = int(facts.get("scored") or 0), [*map(str, facts.get("unscored") or ())]
     if not scored:
         return ""
-    more = f" and {len(unscored) - MAX_GONE} more" if len(unscored) > MAX_GONE else ""
-    without = f", without {', '.join(unscored[:MAX_GONE])}{more}" if unscored else ""
-    return f" (mean over {scored} client{'' if scored == 1 else 's'}{without})"
+    without = f", without {some_text(unscored)}" if unscored else ""
+    means = facts.get("means") or {}
+    others = [f", {key} over {means[key]}" for key in SHOWN if means.get(key, scored) != scored]
+    since = f"; {printable(str(facts['changed']))}" if facts.get("changed") else ""
+    more = "".join([*others, without, since])
+    return f" (mean over {scored} client{'' if scored == 1 else 's'}{more})"
 
 
 def spent_text(privacy: Mapping[str, object]) -> str:

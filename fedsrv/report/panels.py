@@ -41,8 +41,12 @@ def telling(charts: Charts) -> list[Chart]:
 
 
 def with_moments(charts: Charts, groups: Sequence[SeedGroup]) -> Charts:
-    """Yield charts, those over rounds with the moments at which domains or concepts change."""
-    moments = {at: text for g in groups for at, text in q.moments_of_change(g.runs[0]).items()}
+    """Yield charts, those over rounds with the moments at which data or their clients change."""
+    moments = {
+        round + 1: f"round {round + 1}: the mean is over other clients"
+        for g in groups for round, *_ in g.runs[0].population
+    }  # fmt: skip
+    moments |= {at: text for g in groups for at, text in q.moments_of_change(g.runs[0]).items()}
     return (replace(c, moments=moments) if c.x == "round" else c for c in charts)
 
 

@@ -22,6 +22,7 @@ from fedsrv.report.frame import MIN_SEEDS, SeedGroup, rare_classes
 from fedsrv.report.panels import lines_of_plugins, listed
 from fedsrv.report.quantities import view_name
 from fedsrv.report.sites import how_apart
+from fedsrv.state.record import change_text
 from fedsrv.state.run_record import RunRecord, number, table
 
 MAX_SAID = 4
@@ -70,12 +71,18 @@ def _how_good(groups: Sequence[SeedGroup], name: str) -> Iterator[str]:
     yield f"{what.title[:1].upper()}{what.title[1:]}: {_each(texts, values)}."
     for group in groups:
         scored, missing = group.runs[0].in_means
+        over = f"{scored} client{'' if scored == 1 else 's'}"
         if missing:
             said = (
                 f"{', '.join(missing[:MAX_SAID])}{'' if len(missing) <= MAX_SAID else ' and more'}"
             )
-            over = f"{scored} client{'' if scored == 1 else 's'}"
             yield f"{group.label}: these scores are means over {over}, without client {said}."
+        if changes := group.runs[0].population:
+            said = "; ".join(change_text(*one) for one in changes[-MAX_SAID:])
+            yield (
+                f"{group.label}: the mean is over other clients than before {said}. What it gained "
+                f"or lost there may be theirs; it is over {over} now."
+            )
     if without_model := guesses_text(groups, name):
         yield f"Without a model: {without_model}."
     least = least_of(groups, name)

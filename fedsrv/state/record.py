@@ -5,11 +5,14 @@ summary and the reports read it. It stays a JSON object in memory. So a record g
 as it came, with what another version of fedtide put into it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NotRequired, TypedDict, cast
 
 from fedmodels.facts.position import Interaction, Round, Stage
 
+MAX_GONE = 10
+"""Clients that a line names."""
 ClientRow = dict[str, Any]
 """What a client reported: ``loss``, ``seconds``, ``num_examples``, ``peak_rss_bytes``, the method's
 own numbers, ``skipped_examples`` where the last epoch left out some, and ``views`` once the client
@@ -104,6 +107,62 @@ def scored_in(record: Mapping[str, Any]) -> list[str]:
     rows, without = record.get("clients") or {}, {*map(str, record.get("unscored", ()))}
     scored = [name for name, row in rows.items() if name.isdecimal() and row.get("views")]
     return [name for name in scored if name not in without]
+
+
+def means_of(record: Mapping[str, Any]) -> dict[str, int]:
+    """Return over how many clients each accuracy of a record is a mean, by its name.
+
+    ``a_loc`` is of one view, as received where clients keep a model, and as trained elsewhere.
+    """
+    metrics, views = record.get("metrics") or {}, Counter[str]()
+    for name in scored_in(record):
+        views.update({*record["clients"][name]["views"]})
+    received = views["after_downlink"] or views["global"]
+    of = {
+        "a_glo": views["global"],
+        "a_loc_received": received,
+        "a_loc_trained": views["after_local"],
+    }
+    is_trained = metrics.get("a_loc") != metrics.get("a_loc_received")
+    of["a_loc"] = of["a_loc_trained"] if is_trained else received
+    of["a_sel"] = len({*map(str, record.get("cohort") or ())} & {*scored_in(record)})
+    return {name: count for name, count in of.items() if name in metrics and count}
+
+
+class MeansOver:
+    """Which clients a run's means are over, scored round by scored round."""
+
+    def __init__(self, records: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Take records in order."""
+        self._names = set[str]()
+        self.changes = list[tuple[int, list[str], list[str]]]()
+        """The rounds from which on others are in them: the clients that left, and that came."""
+        for record in records:
+            self.take(record)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take a record in; one without scores changes nothing, nor do scores of a cohort alone."""
+        rows = record.get("clients") or {}
+        now = {name for name in scored_in(record) if rows[name]["views"].keys() - {"after_local"}}
+        if self._names and now and now != self._names:
+            left, came = (sorted(s, key=int) for s in (self._names - now, now - self._names))
+            self.changes.append((int(record.get("round") or 0), left, came))
+        self._names = now or self._names
+
+
+def change_text(round: int, left: Sequence[str], came: Sequence[str]) -> str:
+    """Return from which round on means are over other clients, and who left and came."""
+    parts = (
+        f"without {some_text(left)}" if left else "",
+        f"with {some_text(came)}" if came else "",
+    )
+    return f"since round {round + 1} {' and '.join(filter(None, parts))}"
+
+
+def some_text(names: Sequence[str]) -> str:
+    """Return clients by name, of many the first ones."""
+    more = f" and {len(names) - MAX_GONE} more" if len(names) > MAX_GONE else ""
+    return ", ".join(names[:MAX_GONE]) + more
 
 
 def named_aside(first: Mapping[int, int], tasks: Iterable[tuple[int, int]]) -> dict[str, list[Any]]:

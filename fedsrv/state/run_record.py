@@ -24,7 +24,7 @@ from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError
 from fedmodels.host.files import read_regular
 from fedmodels.own.code_names import short_name
-from fedsrv.state.record import Record, named_aside, scored_in
+from fedsrv.state.record import MeansOver, Record, means_of, named_aside, scored_in
 from fedsrv.state.run_directory import reading
 
 KINDS = {".png": ("png", b"\x89PNG\r\n\x1a\n"), ".svg": ("svg+xml", b"<svg ")}
@@ -118,6 +118,16 @@ class RunRecord:
         """Return over how many clients the last scores are means, and who is missing in them."""
         row: Mapping[str, Any] = next((r for r in reversed(self.rows) if scored_in(r)), {})
         return len(scored_in(row)), _names(row.get("unscored"))
+
+    @property
+    def means(self) -> dict[str, int]:
+        """Return over how many clients each accuracy of the last scored round is a mean."""
+        return next((found for row in reversed(self.rows) if (found := means_of(row))), {})
+
+    @cached_property
+    def population(self) -> list[tuple[int, list[str], list[str]]]:
+        """Return the rounds from which on means are over other clients: who left, and who came."""
+        return MeansOver(self.rows).changes
 
     def roster(self) -> dict[str, dict[str, Any]]:
         """Return how each client stands that was ever there; nothing where that is not known."""

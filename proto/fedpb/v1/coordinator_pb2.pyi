@@ -854,7 +854,7 @@ class Committed(_message.Message):
     def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., of: _Optional[int] = ..., failed: _Optional[_Mapping[str, str]] = ..., seconds: _Optional[float] = ..., bytes: _Optional[_Mapping[str, int]] = ..., privacy: _Optional[_Mapping[str, float]] = ..., open: bool = ...) -> None: ...
 
 class Scored(_message.Message):
-    __slots__ = ("metrics", "scored", "unscored")
+    __slots__ = ("metrics", "scored", "unscored", "means", "changed")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -862,13 +862,24 @@ class Scored(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class MeansEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     METRICS_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     UNSCORED_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     metrics: _containers.ScalarMap[str, float]
     scored: int
     unscored: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., scored: _Optional[int] = ..., unscored: _Optional[_Iterable[str]] = ...) -> None: ...
+    means: _containers.ScalarMap[str, int]
+    changed: str
+    def __init__(self, metrics: _Optional[_Mapping[str, float]] = ..., scored: _Optional[int] = ..., unscored: _Optional[_Iterable[str]] = ..., means: _Optional[_Mapping[str, int]] = ..., changed: _Optional[str] = ...) -> None: ...
 
 class Finished(_message.Message):
     __slots__ = ("metrics", "state_sha256")
@@ -1029,7 +1040,7 @@ class Forecast(_message.Message):
     def __init__(self, line: _Optional[str] = ..., clients: _Optional[int] = ..., interactions: _Optional[int] = ..., down: _Optional[_Iterable[int]] = ..., up: _Optional[_Iterable[int]] = ..., all: _Optional[_Iterable[int]] = ..., server_disk: _Optional[_Iterable[int]] = ..., client_disk: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Resumed(_message.Message):
-    __slots__ = ("task", "loss", "metrics", "scored", "unscored")
+    __slots__ = ("task", "loss", "metrics", "scored", "unscored", "means", "changed")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -1037,17 +1048,28 @@ class Resumed(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class MeansEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     TASK_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     SCORED_FIELD_NUMBER: _ClassVar[int]
     UNSCORED_FIELD_NUMBER: _ClassVar[int]
+    MEANS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     task: int
     loss: float
     metrics: _containers.ScalarMap[str, float]
     scored: int
     unscored: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., scored: _Optional[int] = ..., unscored: _Optional[_Iterable[str]] = ...) -> None: ...
+    means: _containers.ScalarMap[str, int]
+    changed: str
+    def __init__(self, task: _Optional[int] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., scored: _Optional[int] = ..., unscored: _Optional[_Iterable[str]] = ..., means: _Optional[_Mapping[str, int]] = ..., changed: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("line",)

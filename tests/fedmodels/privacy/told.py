@@ -74,7 +74,7 @@ answer:
   WaitingFor.clients WaitingFor.seconds RolledBack.reason Ended.reason Gone.line Gone.clients
   Back.line Back.clients Present.clients Resting.clients Present.roster Standing.state
   Standing.since Standing.why Standing.refused Scored.scored Scored.unscored
-  Resumed.scored Resumed.unscored
+  Scored.means Scored.changed Resumed.scored Resumed.unscored Resumed.means Resumed.changed
 words:
   Left.reason Draining.line SteerRequest.retire SteerRequest.forget SteerRequest.close
   SteerRequest.now SteerRequest.exclude SteerRequest.set_aside SteerRequest.list_classes
@@ -118,6 +118,7 @@ place:
   audit.what audit.client audit.clients audit.interaction audit.kind audit.summed
   event.joined.* event.started-over event.scores.interaction event.scores.round
   event.scores.scored event.scores.unscored event.scores.unscored.* record.unscored.*
+  event.scores.means.* event.scores.changed summary.means_over.* summary.means_changed.*
 config:
   record.privacy.delta record.privacy.releases record.privacy.clip *.metrics.epsilon
   record.privacy.epsilon_renyi

@@ -34,7 +34,13 @@ FACTS: dict[str, dict[str, Any]] = {
         "privacy": {"epsilon": 1.5},
         "open": True,
     },
-    "scores": {"metrics": {"a_loc": 0.75}, "scored": 2, "unscored": ["1"]},
+    "scores": {
+        "metrics": {"a_loc": 0.75},
+        "scored": 2,
+        "unscored": ["1"],
+        "means": {"a_loc": 2},
+        "changed": "since round 2 without 1",
+    },
     "finished": {"metrics": {"a_loc": 0.75}, "state_sha256": "0" * 64},
     "waiting": {"line": "waiting for client 1", "clients": ["1"], "seconds": 3},
     "server": {"work": "generator", "step": 3, "of": 10, "loss": 0.5},
@@ -61,6 +67,8 @@ FACTS: dict[str, dict[str, Any]] = {
         "metrics": {"a_loc": 0.75},
         "scored": 1,
         "unscored": ["1"],
+        "means": {"a_loc": 1},
+        "changed": "",
     },
     "forecast": {
         "line": "an interaction sends 8 B",
