@@ -34,7 +34,11 @@ class RelayedSums:
     sums: Sequence[RelayedSum]
 
     def far_out(self, results: Answers) -> dict[int, str]:
-        """Return the clients whose uploads, or whose relay's sum, lie too far out, and why."""
+        """Return the clients whose uploads, or whose relay's sum, lie too far out, and why.
+
+        A sum with an upload that lies too far out by its relay's word says nothing of the others:
+        they send theirs again, and their sum is judged then.
+        """
         found = far_out(results.measured())
         for one in self.sums:
             word = f" (as its relay {one.relay} says)"
@@ -42,7 +46,7 @@ class RelayedSums:
         cohort, sums = self._beside(results)
         beside = far_out({**cohort, **{place: moved for place, (_, moved) in sums.items()}})
         for place, (one, _) in sums.items():
-            if place in beside:
+            if place in beside and found.keys().isdisjoint(one.clients):
                 line = beside[place].replace("its upload", f"the sum of its relay {one.relay}", 1)
                 found |= dict.fromkeys(one.clients, line)
         return found

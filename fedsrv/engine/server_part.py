@@ -359,17 +359,18 @@ class WholeCohort(Exchange):
             return self.nobody(at, state)
         trip = parts.training(at.ctx, state, at.plan.is_scored(at.step))
         results = parts.cohort.send_and_receive(trip)
-        out = parts.judged(at, results)
-        left = [client for client in results.by_client if client not in out]
-        all_needed = parts.experiment.server.min_clients is None
-        check_left(out, left, 1 if all_needed else trip.until.needed, at.ctx.round)
-        parts.leave_out(at.ctx, results, out)
-        if not out or results.mean is None:
-            return results
-        orders = {client: trip.orders[client] for client in left}
-        without = replace(trip, orders=orders, until=AllOf(at.plan.needed_uploads(left)))
-        # clients bring what they sent again
-        return parts.cohort.send_and_receive(without).after(results)
+        while out := parts.judged(at, results):
+            left = [client for client in results.by_client if client not in out]
+            all_needed = parts.experiment.server.min_clients is None
+            check_left(out, left, 1 if all_needed else trip.until.needed, at.ctx.round)
+            parts.leave_out(at.ctx, results, out)
+            if results.mean is None:
+                break
+            orders = {client: trip.orders[client] for client in left}
+            without = replace(trip, orders=orders, until=AllOf(at.plan.needed_uploads(left)))
+            # clients bring what they sent again, and a relay may say something else of it
+            results = parts.cohort.send_and_receive(without).after(results)
+        return results
 
 
 def check_left(

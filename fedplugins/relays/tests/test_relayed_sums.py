@@ -1,5 +1,7 @@
 """Sums of relays beside the uploads that came whole: the same bounds, and the relay is named."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -7,7 +9,8 @@ from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.differences import SKETCH, Measured
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedplugins.relays.relayed_sums import RelayedSum, RelayedSums
-from fedsrv.engine.cohort import Answer, Answers
+from fedsrv.engine.cohort import AllOf, Answer, Answers, Trip
+from fedsrv.engine.server_part import WholeCohort
 
 
 def measured(norm, row=(1.0, 0.0)):
@@ -46,6 +49,52 @@ def test_a_sum_beyond_the_bound_of_an_upload_is_left_out_and_the_relay_is_named(
             "the sum of its relay 0-1 is far out of its cohort: its weights moved 10.1 times as "
             "far as the median of 6 uploads"
         )
+
+
+def test_an_upload_that_makes_a_sum_odd_costs_the_others_of_its_relay_nothing():
+    """One month that is a thousand times too large had all sites behind a relay left out with it.
+
+    Their rounds failed until the months of all of them were set aside.
+    """
+    found = far_out(answers(WHOLE, {0: 1000.0, 1: 1.0}, measured(500.0)))
+    assert [*found] == [0]
+    assert found[0].endswith("as the median of 7 uploads (as its relay 0-1 says)")
+
+
+class Resending:
+    """A cohort behind one relay, as an exchange sees it: what each trip brings, and who is out."""
+
+    experiment = SimpleNamespace(server=SimpleNamespace(min_clients=None))
+
+    def __init__(self, *outs):
+        self.cohort, self.outs, self.asked, self.gone = self, [*outs], [], []
+
+    def training(self, *given):
+        return Trip({c: rpc.Order() for c in range(4)}, Bundle(), {}, None, AllOf(4))
+
+    def send_and_receive(self, trip):
+        self.asked.append([*trip.orders])
+        found = {c: Answer(Bundle(), rpc.Report()) for c in trip.orders}
+        return Answers(found, {}, mean={})
+
+    def judged(self, at, results):
+        return self.outs.pop(0)
+
+    def leave_out(self, ctx, results, out):
+        self.gone += out
+        for client, why in out.items():
+            results.set_aside(client, why)
+
+
+def test_what_comes_again_is_judged_again():
+    """A relay called one upload odd, and its second sum was taken unseen."""
+    parts = Resending({3: "odd"}, {2: "odd now"}, {})
+    ctx, plan = SimpleNamespace(cohort=range(4), round=0), SimpleNamespace()
+    plan.is_scored, plan.needed_uploads = bool, len
+    at = SimpleNamespace(ctx=ctx, plan=plan, step=None)
+    results = WholeCohort.train(SimpleNamespace(parts=parts), at, None)
+    assert parts.asked == [[0, 1, 2, 3], [0, 1, 2], [0, 1]]
+    assert (parts.gone, [*results.by_client]) == ([3, 2], [0, 1])
 
 
 def test_what_a_relay_says_of_an_upload_is_told_as_its_word():
