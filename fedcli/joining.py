@@ -120,7 +120,7 @@ def host_of(
     if incoming is not None:
         from fedcli.runtime.announcer import Watched
 
-        brought["watched"] = Watched(incoming, strict)
+        brought["watched"] = Watched(incoming, strict, stays=bool(run_id))
     link = Link(server, credentials, give_up_after, show, Gate(rules))
     link.run_id = run_id
     if crl is not None:

@@ -203,9 +203,8 @@ def client(
         raise ConfigError(f"min_cohort={min_cohort} is no number of clients")
     if show_tensors and show_uploads is None:
         raise ConfigError("show_tensors goes with show_uploads")
-    for name, given in (("start_over", start_over), ("watch", watch)):
-        if stay and given:
-            raise ConfigError(f"stay takes part in many runs, and {name} is for one")
+    if stay and start_over:
+        raise ConfigError("stay takes part in many runs, and start_over is for one")
     tls, states = (_given(tls_ca), _given(tls_cert), _given(tls_key)), _path(state_dir)
     spent = _given(ledger)
     allowed = Rules.read(

@@ -37,7 +37,7 @@ class OpenRuns(ClientPart):
     def beside(cls, enrolment: Enrolment) -> Callable[[], None]:
         """Tell the server of tasks that were added to clients' data."""
         watched: Any = enrolment.workers.brought.get("watched")
-        how = () if watched is None else (watched.incoming, watched.strict)
+        how = () if watched is None else (watched.incoming, watched.strict, watched.stays)
         kind = "fedcli.runtime.announcer:Announcer"  # reads files as sites have them
         news = cache(lambda: part_at(kind)(enrolment, *how))
         return lambda: news().look()

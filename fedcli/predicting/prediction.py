@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fedcli.data.archives import Archives, archives
 from fedcli.data.folders import TABLE_ENDS, ending
+from fedcli.data.kept_runs import last_run
 from fedcli.data.own.new_inputs import NewInputs, how_of, new_files, read_file
 from fedcli.runtime.deployed import Deployed
 from fedmodels.config.combinations import part_at
@@ -228,7 +229,11 @@ class Predictions:
 
 
 def places_of(run: Path, client: int) -> tuple[Path, Path]:
-    """Return where a client keeps its models: under a run directory, or its own state directory."""
+    """Return where a client keeps its models: under a run directory, or its own state directory.
+
+    Of a site that stays, it is the directory of the run that it joined last.
+    """
+    run = last_run(run)
     return run / "clients" / str(client), run / str(client)
 
 

@@ -30,10 +30,12 @@ class Watched:
 
     incoming: Path
     strict: bool = False
+    stays: bool = False
+    """Whether the site takes part in other runs, too: each of them takes what is there."""
 
     def joined(self, experiment: Experiment, run_id: str, clients: Sequence[ClientId]) -> None:
-        """Refuse a run that takes no new tasks."""
-        if not experiment.schedule.open:
+        """Refuse a run that takes no new tasks; a site that stays takes part in it without."""
+        if not experiment.schedule.open and not self.stays:
             raise ConfigError(
                 f"--watch {self.incoming} is for a run that goes on with new tasks, and this one "
                 "has none: its config lacks [schedule] open = true"
@@ -50,13 +52,17 @@ class Announcer:
     """
 
     def __init__(
-        self, enrolment: Enrolment, incoming: Path | None = None, strict: bool = False
+        self,
+        enrolment: Enrolment,
+        incoming: Path | None = None,
+        strict: bool = False,
+        stays: bool = False,
     ) -> None:
         """Look at nothing yet.
 
         ``incoming`` is a folder in which what is complete becomes a task; of several clients, each
         has one of its own in it. With ``strict``, what ``fedcli check`` would have a word on is
-        refused.
+        refused. What becomes a task of a site that ``stays`` is left for its other runs.
         """
         self._enrolment, self._link = enrolment, enrolment.link
         workers = enrolment.workers
@@ -66,7 +72,7 @@ class Announcer:
                 incoming if len(workers.clients) == 1 else incoming / str(client),
                 workers.root, client,
                 cache(partial(how_cut, workers.root, client, self._link, workers.joined)),
-                strict=strict,
+                strict=strict, stays=stays,
             )
             for client in self._clients
         ]  # fmt: skip

@@ -307,7 +307,7 @@ def _joined(
         now["show_uploads"] = Path(shown) / run
     try:
         with _MAKING_ROOM:
-            make_room(states, run, under_way=beside)
+            make_room(states, run, under_way=beside, incoming=given["watch"])
         return Outcome.of(run_program("fedcli", ["join", *words_of(context, **now)], is_wanted))
     except (ArchiveError, OSError) as error:
         log.error("%s", error)

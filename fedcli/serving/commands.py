@@ -194,6 +194,7 @@ def _sites(
     every_s: float,
 ) -> dict[str, Site]:
     """Return the data of the clients whose models answer, by the names of these."""
+    from fedcli.data.kept_runs import last_run
     from fedcli.data.store.own_files import cut_before
     from fedcli.serving.site import Site
 
@@ -204,7 +205,7 @@ def _sites(
     found = dict[str, Site]()
     for name in models:
         client = int(name.removeprefix("client-"))
-        root = data or cut_before(run / "own-data", client)
+        root = data or cut_before(last_run(run) / "own-data", client)
         if root is not None:
             found[name] = Site(root, client, feedback, every_s)
         elif feedback is not None:

@@ -171,8 +171,10 @@ def test_a_loop_has_the_options_of_a_client():
         ({"min_cohort": -1}, "min_cohort=-1 is no number"),
         ({"allow_method": ["fedavgg"]}, "'fedavgg' is no method"),
         ({"allow_method": ["fedavgg"], "stay": True}, "'fedavgg' is no method"),
-        ({"stay": True, "watch": "in"}, "stay takes part in many runs, and watch is for one"),
-        ({"stay": True, "start_over": True}, "and start_over is for one"),
+        (
+            {"stay": True, "start_over": True},
+            "stay takes part in many runs, and start_over is for one",
+        ),
     ],
 )
 def test_options_of_a_loop_that_are_no_good_are_one_line(options, line, digits):

@@ -563,6 +563,9 @@ class Incoming:
     begin with a dot, or end with ``.part`` or ``.tmp``, are still being written. ``site.toml`` is
     the recipe of what comes. What became a task moves to ``taken/``, and a line says if it changes
     there later; what cannot become one moves to ``refused/``, and a text file beside it says why.
+
+    Of a site that stays in one run after the other, each run takes what is there: nothing moves,
+    and what changes is taken again.
     """
 
     def __init__(
@@ -573,13 +576,16 @@ class Incoming:
         how: Callable[[], How | None],
         *,
         strict: bool = False,
+        stays: bool = False,
     ) -> None:
         """Look at nothing yet; the folder is made where it is missing.
 
         ``how`` tells how a site's own files are cut, where that is known. With ``strict``, what
         ``fedcli check`` would have a word on is refused.
         """
-        self._strict = strict
+        self._strict, self._stays = strict, stays
+        self._known: dict[Path, Stamps] = {}
+        """Of a site that stays: what was looked at, and what it was then."""
         self.place, self._root, self._client, self._how = place, root, client, how
         self._told = ""
         self._settled = Settled()
@@ -635,6 +641,7 @@ class Incoming:
             path for path in self.place.iterdir()
             if not is_foreign(path.name) and not path.name.endswith(UNFINISHED)
             and path.name not in (TAKEN, REFUSED, NAME)
+            and not (path in self._known and stamps_in(path) == self._known[path])
         )  # fmt: skip
 
     def _refuse(self, source: Path, why: str) -> None:
@@ -643,10 +650,16 @@ class Incoming:
         (self.place / REFUSED).mkdir(exist_ok=True)
         target = free_path(self.place / REFUSED / source.name)
         write_atomically(target.with_name(f"{target.name}.txt"), why + "\n")
-        source.rename(target)
+        if self._stays:
+            self._known[source] = stamps_in(source)
+        else:
+            source.rename(target)
 
     def _move(self, source: Path, was: Stamps) -> None:
         """Move away what was taken, and remember what it was then."""
+        if self._stays:
+            self._known[source] = was
+            return
         (self.place / TAKEN).mkdir(exist_ok=True)
         target = free_path(self.place / TAKEN / source.name)
         source.rename(target)

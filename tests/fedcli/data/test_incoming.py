@@ -106,3 +106,32 @@ def test_what_changes_while_it_is_read_is_read_again(
     assert not [*(of_rows / "0").glob("task-1*")]
     found = [one for _ in range(2) for one in incoming.take()]
     assert [sum(one.examples) for one in found] == [200]
+
+
+def test_each_run_of_a_site_that_stays_takes_what_comes(of_rows, tmp_path, monkeypatch, caplog):
+    """Two runs that are served side by side; each would have had only what it took first."""
+    clock = Clock()
+    monkeypatch.setattr(settled, "time", clock)
+    other = shutil.copytree(of_rows, tmp_path / "other")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/may.csv").write_text("u,v,label\n" + rows(100, 120))
+    (tmp_path / "in/odd.csv").write_text("u,label\n1,a\n")
+    runs = [
+        Incoming(tmp_path / "in", root, 0, lambda: None, stays=True) for root in (of_rows, other)
+    ]
+
+    def taken() -> list[list[int]]:
+        found = [run.take() for run in runs]
+        clock.now += settled.SETTLE_S
+        return [[sum(added.examples) for added in some] for some in found]
+
+    assert [taken(), taken(), taken()] == [[[], []], [[20], [20]], [[], []]]
+    assert caplog.text.count("odd.csv is no task") == 2
+    assert "u,label" in (tmp_path / "in/odd.csv").read_text()
+    assert "column" in (tmp_path / "in/refused/odd.csv.txt").read_text()
+    again = Incoming(tmp_path / "in", of_rows, 0, lambda: None, stays=True)
+    assert not again.take()
+    clock.now += settled.SETTLE_S
+    assert [added.was_there for added in again.take()] == [True]
+    (tmp_path / "in/may.csv").write_text("u,v,label\n" + rows(100, 130))
+    assert [taken(), taken(), taken()] == [[[], []], [[10], [10]], [[], []]]

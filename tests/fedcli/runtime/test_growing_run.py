@@ -505,6 +505,8 @@ def test_a_watched_folder_is_for_open_runs(data, tmp_path):
     assert made.workers.of(0).set_ups.classes == ("a", "b")
     with pytest.raises(ConfigError, match=r"--watch .*in is for a run that goes on with new tasks"):
         made.join()
+    made.workers.brought["watched"] = Watched(tmp_path / "in", stays=True)
+    made.join()  # a run without new tasks, beside others that take them
 
 
 def test_the_thread_that_looks_for_tasks_outlives_what_goes_wrong(

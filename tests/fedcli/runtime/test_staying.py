@@ -225,7 +225,7 @@ def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
     monkeypatch.setattr(Address, "run", lambda self: "0" * 32)
     monkeypatch.setattr(staying, "end_on_sigterm", lambda: None)
     words = ("--allow-method", "fedavg", "--allow-method", "gldp", "--no-check", "--deploy",
-             "--show-uploads", "seen", "--min-cohort", "3")  # fmt: skip
+             "--show-uploads", "seen", "--min-cohort", "3", "--watch", "in")  # fmt: skip
     context = context_of("--stay", "--state-dir", "own", *words)
     with pytest.raises(Enough):
         stay(context, Address("127.0.0.1:1", "3"), Rules())
@@ -237,7 +237,7 @@ def test_each_run_gets_the_options_of_the_site_and_a_state_directory_of_its_own(
     assert words_of(context_of()) == ["--client-id", "3", "--server", "127.0.0.1:1", "--data", "d"]
 
 
-@pytest.mark.parametrize("option", ["--dry-run", "--start-over", "--watch=in", "--ask"])
+@pytest.mark.parametrize("option", ["--dry-run", "--start-over", "--ask"])
 def test_an_option_of_one_run_is_refused(option: str) -> None:
     with pytest.raises(ConfigError, match=f"{option.partition('=')[0]} is for one"):
         stay(context_of("--stay", option), Address("127.0.0.1:1", "3"), Rules())
@@ -454,7 +454,7 @@ def test_a_site_that_cannot_start_a_process_tries_again_later(
 
     monkeypatch.setattr(staying, "run_program", run_program)
     monkeypatch.setattr(staying, "words_of", lambda *given, **more: [])
-    given = {"state_dir": tmp_path, "show_uploads": None, "ledger": tmp_path}
+    given = {"state_dir": tmp_path, "watch": None, "show_uploads": None, "ledger": tmp_path}
     context: Any = type("Context", (), {"params": given})
     found = staying._joined(context, Rules(), "hub:5056", "a" * 8, (), lambda: True)
     assert found is Outcome.LATER
