@@ -1,6 +1,7 @@
 """A year of an open run: twelve sites of three recordings, and what goes wrong in a year.
 
     python -m benchmarks.year [--form tiny|small|full] [--methods fedavg fedproto …] [--place DIR]
+    python -m benchmarks.year --grpc [--form tiny|full] [--place DIR]    # by real processes
 
 Four people of each of UCI HAR, MotionSense and WISDM are a site each, with activities of their own.
 A month of a site is a task. Sites are silent for months, one has a hundred times the data, new
@@ -13,6 +14,8 @@ processes that die by SIGKILL at seeded points; the two digests have to be equal
 to be trained by its owner as often as the schedule says. Beside it stand a closed run that has all
 the data at once and trains as many rounds, and a plain loop of FedAvg over the same months. With
 ``--place`` a benchmark that was ended goes on with the methods that have no row yet.
+
+With ``--grpc`` it is the year of :mod:`benchmarks.year_processes`.
 """
 
 from __future__ import annotations
@@ -433,8 +436,20 @@ def main() -> None:
     parser.add_argument("--form", choices=[*FORMS], default="small")
     parser.add_argument("--methods", nargs="*", default=[*METHODS])
     parser.add_argument("--place", type=Path, help="where rows are kept; else nowhere")
+    parser.add_argument("--grpc", action="store_true", help="by processes, over loopback")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.grpc:
+        from benchmarks.year_processes import PLANS, rows_of
+
+        if options.form not in PLANS:
+            parser.error(f"--grpc has the forms {', '.join(PLANS)}")
+        rows = rows_of(options.form, options.place)
+        tell("year", rows)
+        if options.keep:
+            name = "year-grpc" if options.keep == "year" else options.keep
+            keep(name, given_as("year"), {"A year by processes that die": rows})
+        return
     with tempfile.TemporaryDirectory() as temporary:
         place = options.place or Path(temporary)
         place.mkdir(parents=True, exist_ok=True)

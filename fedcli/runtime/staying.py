@@ -169,7 +169,7 @@ def stay(context: typer.Context, address: Address, rules: Rules) -> None:
         ConfigError: an option belongs to one run.
     """
     given = dict(context.params)
-    for name in ("dry_run", "start_over", "watch", "ask"):
+    for name in ("dry_run", "start_over", "ask"):
         if given[name]:
             raise ConfigError(
                 f"--stay takes part in many runs, and --{name.replace('_', '-')} is for one"

@@ -104,9 +104,16 @@ def trained_in(record: Record) -> dict[int, Interaction]:
 
 def scored_in(record: Mapping[str, Any]) -> list[str]:
     """Return the clients that the means of a record's metrics are over."""
-    rows, without = record.get("clients") or {}, {*map(str, record.get("unscored", ()))}
-    scored = [name for name, row in rows.items() if name.isdecimal() and row.get("views")]
-    return [name for name in scored if name not in without]
+    without = {*map(str, record.get("unscored", ()))}
+    return [name for name in _views_in(record) if name not in without]
+
+
+def _views_in(record: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the views in which each client is scored; a file may hold anything."""
+    rows = record.get("clients")
+    each = rows.items() if isinstance(rows, dict) else ()
+    views = {n: row.get("views") for n, row in each if n.isdecimal() and isinstance(row, dict)}
+    return {name: {*some} for name, some in views.items() if some and isinstance(some, dict)}
 
 
 def means_of(record: Mapping[str, Any]) -> dict[str, int]:
@@ -114,18 +121,14 @@ def means_of(record: Mapping[str, Any]) -> dict[str, int]:
 
     ``a_loc`` is of one view, as received where clients keep a model, and as trained elsewhere.
     """
-    metrics, views = record.get("metrics") or {}, Counter[str]()
-    for name in scored_in(record):
-        views.update({*record["clients"][name]["views"]})
-    received = views["after_downlink"] or views["global"]
-    of = {
-        "a_glo": views["global"],
-        "a_loc_received": received,
-        "a_loc_trained": views["after_local"],
-    }
-    is_trained = metrics.get("a_loc") != metrics.get("a_loc_received")
-    of["a_loc"] = of["a_loc_trained"] if is_trained else received
-    of["a_sel"] = len({*map(str, record.get("cohort") or ())} & {*scored_in(record)})
+    metrics, scored, views = record.get("metrics"), scored_in(record), _views_in(record)
+    if not scored or not isinstance(metrics, dict):
+        return {}
+    count = Counter(view for name in scored for view in views[name])
+    received, trained = count["after_downlink"] or count["global"], count["after_local"]
+    of = {"a_glo": count["global"], "a_loc_received": received, "a_loc_trained": trained}
+    of["a_loc"] = received if metrics.get("a_loc") == metrics.get("a_loc_received") else trained
+    of["a_sel"] = len({*map(str, record.get("cohort") or ())} & {*scored})
     return {name: count for name, count in of.items() if name in metrics and count}
 
 
@@ -142,11 +145,11 @@ class MeansOver:
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Take a record in; one without scores changes nothing, nor do scores of a cohort alone."""
-        rows = record.get("clients") or {}
-        now = {name for name in scored_in(record) if rows[name]["views"].keys() - {"after_local"}}
-        if self._names and now and now != self._names:
+        views, round_ = _views_in(record), record.get("round")
+        now = {name for name in scored_in(record) if views[name] - {"after_local"}}
+        if self._names and now and now != self._names and isinstance(round_, int):
             left, came = (sorted(s, key=int) for s in (self._names - now, now - self._names))
-            self.changes.append((int(record.get("round") or 0), left, came))
+            self.changes.append((round_, left, came))
         self._names = now or self._names
 
 
