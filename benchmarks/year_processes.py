@@ -449,9 +449,9 @@ class Living:
             self.join(one)
 
     def _until_gone(self, site: int) -> None:
-        self._until(
-            lambda event: event["kind"] == "gone" and str(site) in event["detail"]["clients"]
-        )
+        """Wait until the coordinator takes a site for gone, or waits for it to join."""
+        kinds = ("gone", "waiting")
+        self._until(lambda e: e["kind"] in kinds and str(site) in e["detail"]["clients"])
 
     def _strike_at(self, sites: Sequence[int]) -> None:
         for site in sites:

@@ -105,11 +105,11 @@ def summarise(
 
 def _population(records: Sequence[Record]) -> dict[str, Any]:
     """Return over how many clients the last means are, and from which rounds on over others."""
-    found = {
+    facts = {
         "means_over": next((over for r in reversed(records) if (over := means_of(r))), {}),
         "means_changed": MeansOver(records).changes,
     }
-    return {key: value for key, value in found.items() if value}
+    return {key: value for key, value in facts.items() if value}
 
 
 def _withheld(records: Sequence[Record]) -> dict[str, int]:

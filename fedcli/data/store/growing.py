@@ -623,7 +623,8 @@ class Incoming:
                     self._refuse(source, "\n".join([str(error), *error.lines]))
                     continue
                 self._move(source, before)
-                log.info("client %s: %s has come: %s", self._client, source.name, found)
+                if not (self._stays and found.was_there):
+                    log.info("client %s: %s has come: %s", self._client, source.name, found)
                 for line in found.notes:
                     log.warning("note: %s: %s", source.name, line)
                 added.append(found)
