@@ -498,7 +498,10 @@ class RemoteCohort:
             known = self.sessions.get(client)
             takes_over = known is not None and secrets.compare_digest(token, known.token)
             if known and not takes_over and self.presence.is_connected(known):
-                raise AlreadyConnected(f"client {client} is connected already")
+                raise AlreadyConnected(
+                    f"client {client} is connected already; if that was a process that died with "
+                    f"its --state-dir, join again in {self.lease_s:g} s"
+                )
             trained = known.trained if known else self._holdings.trained(client)
             if self._holdings.lacks(client, versions, start_over, trained):
                 self._holdings.lose(client)

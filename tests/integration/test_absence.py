@@ -134,3 +134,31 @@ def test_a_site_restored_from_a_backup_goes_on_once_it_is_recovered(loopback, tm
     run.finish(server, *clients)
     grown = [g["tasks"] for record in records_of(run.out) for g in record["growths"]]
     assert grown == [[[0, 1], [1, 1]], [[1, 2]], [[1, 3]]]
+
+
+def test_a_site_without_its_states_starts_over_once_it_counts_as_gone(loopback, tmp_path):
+    """It begins anew where its method keeps a state, and nobody waits for what it lost."""
+    for client in range(2):
+        own(tmp_path / "own", client, class_names=["a", "b"])
+        add_task(tmp_path / "own", client, images(tmp_path / f"{client}", "a", "b"))
+    schedule = {"open": True, "order": "tasks_outer", "rounds": 1, "clients": 2, "wait": "all"}
+    experiment = tiny_experiment(
+        method="fedper", net={"name": "mlp", "hidden": [4]}, schedule=schedule
+    ).model_copy(update={"scenario": None, "data": None})  # fmt: skip
+    run = loopback(experiment)
+    run.lease_s = 1.5
+    server = run.serve()
+    clients = [run.join(str(client), data=tmp_path / "own") for client in range(2)]
+    server.wait_kind("resting")
+    clients[1].kill()
+    shutil.rmtree(run.out / "clients" / "1")
+    server.wait_kind("gone")
+    lost = run.join("1", data=tmp_path / "own")
+    assert lost.wait() != 0
+    assert "--start-over" in lost.output()
+    clients[1] = run.join("1", "--start-over", data=tmp_path / "own")
+    add_task(tmp_path / "own", 0, images(tmp_path / "june", "a", "b"))
+    server.wait_kind("commit", interaction=2)
+    steer(f"127.0.0.1:{run.port}", close=True)
+    summary = run.finish(server, *clients)
+    assert summary["clients_started_over"] == [1]
