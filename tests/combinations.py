@@ -180,7 +180,8 @@ def tables_of(names: Sequence[str], place: Path) -> dict[str, Any]:
             "name": str(place / file) if file else "mlp", **({} if file else {"hidden": [16]}),
             **{key: value for key, value in found["net"].items() if key != "name"},
         }  # fmt: skip
-    told = {"drift": "metrics", "prequential scores": "metrics", "stopping": "stopping"}
+    metrics = dict.fromkeys(("drift", "detectors", "prequential scores"), "metrics")
+    told = {**metrics, "stopping": "stopping"}
     if "level" in found.get("privacy", {}):
         more = [word for name, word in told.items() if name in names]
         found["privacy"]["allow"] = [*found["privacy"]["allow"], *more]

@@ -114,8 +114,8 @@ ROOMS = {
         "serving", "pretrain", "cli", "hosts", "__main__",
     ),
     "fedplugins": (
-        "baselines", "drift", "inference", "methods", "operations", "presets", "queues",
-        "reference", "relays", "studies", "trackers",
+        "baselines", "detectors", "drift", "inference", "methods", "operations", "presets",
+        "queues", "reference", "relays", "studies", "trackers",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

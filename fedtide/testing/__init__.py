@@ -16,10 +16,11 @@ from typing import Any
 from fedmodels.errors import ConfigError, suggestion
 from fedmodels.training.method import Method
 from fedtide.testing.case import Case
+from fedtide.testing.detectors import check_detector
 from fedtide.testing.suite import CHECKS
 from fedtide.testing.trial import digits_in, registered
 
-__all__ = ["CHECKS", "Case", "check_method"]
+__all__ = ["CHECKS", "Case", "check_detector", "check_method"]
 
 
 def check_method(

@@ -24,6 +24,7 @@ from fedmodels.errors import ConfigError
 OURS = "fedplugins"
 """The package in which plugins of our own stand."""
 GROUPS: Mapping[str, str] = {
+    "fedtide.detectors": "what makes a detector of drift, by the interface of river",
     "fedtide.figures": "a tuple of Metric of fedmodels.numerics.metric_tables",
     "fedtide.methods": "a method, by the name that its class is registered under",
     "fedtide.parts": "a Part of fedmodels.config.part: what a config may leave out",

@@ -124,7 +124,7 @@ loss:
 scores:
   prequential prequential_mae prequential_auroc
 metrics:
-  alpha credibility flow_density generator_ratio generator_trainings generators_trained
+  alpha credibility error_drift flow_density generator_ratio generator_trainings generators_trained
   input_drift input_drift_p input_drift_number prediction_drift prediction_drift_p
   prediction_drift_number prototype_angle prototype_share replay_acceptance replay_examples
   replay_shortage

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from fedmodels.config.bounds import NAMED
 from fedmodels.config.combinations import check_combinations, part_at, parts_on, refusals
 from fedmodels.config.experiment import ClientsNet, Experiment, MethodTable, NetTable
 from fedmodels.config.part import without_gone
@@ -166,7 +167,8 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
     found: dict[str, Any] = {}
     data, scenario = experiment.data, experiment.scenario
     tables = (experiment.method, *experiment.net.each, data, scenario)
-    if not any(is_own(one.name) for one in tables if one):
+    further = [*_further_code(experiment)]
+    if not further and not any(is_own(one.name) for one in tables if one):
         return experiment
     from fedmodels.own.own_code import check_offered, digest_of, own_name, with_place
 
@@ -191,4 +193,23 @@ def _with_own_code(experiment: Experiment, code: Sequence[Path] | None) -> Exper
             own_name(kind, "scenario", getattr(scenario, "code_sha256", None), None)
             update = {"kind": kind, "code_sha256": digest_of(kind)}
             found["scenario"] = scenario.model_copy(update=update)
+    for table, key, value, sha256 in further:
+        name = own_name(value, table, sha256, code)
+        if code is not None:
+            check_offered(name)
+        update = {key: name, f"{key}_sha256": digest_of(name)}
+        found[table] = getattr(experiment, table).model_copy(update=update)
     return experiment.model_copy(update=found)
+
+
+def _further_code(experiment: Experiment) -> Iterator[tuple[str, str, str, str | None]]:
+    """Yield tables, keys and values that name a file of code, and what ``KEY_sha256`` says of it.
+
+    Plugins add such keys.
+    """
+    for table, value in experiment:
+        for key, field in getattr(type(value), "model_fields", {}).items():
+            if NAMED in field.metadata and f"{key}_sha256" in type(value).model_fields:
+                name = getattr(value, key)
+                if name is not None and is_own(name):
+                    yield table, key, name, getattr(value, f"{key}_sha256")

@@ -151,6 +151,7 @@ scores:
 metrics:
   record.drift.* record.clients.*.input_drift* record.clients.*.prediction_drift*
   *.metrics.input_drift *.metrics.prediction_drift
+  record.clients.*.error_drift *.metrics.error_drift
   record.clients.*.prequential* *.metrics.prequential*
 noise:
   *.metrics.prototype_drift *.metrics.weights_* record.series.* record.privacy.clip_next
