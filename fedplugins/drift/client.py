@@ -10,7 +10,7 @@ client; which numbers moved besides, its own log says.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ class DriftMeter(ClientPart):
         super().__init__(client)
         keys = keys_of(client.experiment)
         self._window = keys.drift_window or WINDOW
-        self._slides = keys.drift_reference == "sliding"
+        self._slides, self._season = keys.drift_reference == "sliding", keys.season
 
     def begins(self, half: Training) -> None:
         """Measure the open task by the client's model before it trains."""
@@ -76,7 +76,7 @@ class DriftMeter(ClientPart):
         if now is None:
             return
         earlier = [summaries[task] for task in sorted(summaries) if task < ctx.task]
-        found = {"input": moved(*self._compared(earlier), now)}
+        found = {"input": moved(*self._compared(earlier, ctx.task), now)}
         with suppress(DataError):  # old test data may be deleted; scoring says more
             if self._may_predict(half):
                 found["prediction"] = self._predictions(earlier, ctx)
@@ -97,8 +97,16 @@ class DriftMeter(ClientPart):
 
     # --- what is compared -------------------------------------------------------------------------
 
-    def _compared(self, earlier: Sequence[Summary]) -> tuple[Sequence[Summary], Summary | None]:
-        """Return the tasks of the reference, and the one before where it is none of them."""
+    def _compared(
+        self, earlier: Sequence[Summary], now: int
+    ) -> tuple[Sequence[Summary], Summary | None]:
+        """Return the tasks of the reference, and the one before where it is none of them.
+
+        With seasons it is not looked at: it was of another one.
+        """
+        if self._season:
+            same = [one for one in earlier if (now - int(one.task)) % self._season == 0]
+            return same[: self._window], None
         reference = earlier[-self._window :] if self._slides else earlier[: self._window]
         before = earlier[-1] if len(earlier) > 1 else None
         return reference, before
@@ -110,10 +118,20 @@ class DriftMeter(ClientPart):
         """
         by_task = {int(one.task): one for one in summaries}
         tasks = sorted(by_task)
+        if self._season:
+            first = [
+                task for at, task in enumerate(tasks)
+                if sum((task - t) % self._season == 0 for t in tasks[:at]) < self._window
+            ]  # fmt: skip
+            return self._named(by_task[task] for task in sorted({*first, tasks[-1]}))
         last = tasks[-(self._window + 1 if self._slides else 2) :]
         first = [] if self._slides else tasks[: self._window]
         wanted = sorted({*first, *last})
-        parts = [by_task[task].tensors(f"{PREFIX}{place}") for place, task in enumerate(wanted)]
+        return self._named(by_task[task] for task in wanted)
+
+    @staticmethod
+    def _named(kept: Iterable[Summary]) -> dict[str, Tensor]:
+        parts = (one.tensors(f"{PREFIX}{place}") for place, one in enumerate(kept))
         return {name: t for part in parts for name, t in part.items()}
 
     def _summary(self, ctx: ClientContext) -> Summary | None:
@@ -128,7 +146,7 @@ class DriftMeter(ClientPart):
 
     def _predictions(self, earlier: Sequence[Summary], ctx: ClientContext) -> Moved | None:
         """Return how far the model's probabilities moved on the test data of these tasks."""
-        reference, before = self._compared(earlier)
+        reference, before = self._compared(earlier, ctx.task)
         tasks = {int(one.task) for one in (*reference, *([before] if before else []))}
         now = self._predicted(ctx.task, ctx) if tasks else None
         if now is None:

@@ -20,7 +20,7 @@ from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, ConfigError
 from fedmodels.methods.fedrep import FedRep
 from fedmodels.numerics.alarm_levels import Alarms, Levels
-from fedmodels.numerics.data_drift import NAMES, PLACES, Summary, Watched
+from fedmodels.numerics.data_drift import NAMES, PLACES, Summary, Watched, moved
 from fedmodels.tensors.bundle import Bundle
 from fedplugins.drift import client as drift
 from fedplugins.drift.client import DriftMeter
@@ -255,6 +255,58 @@ def test_what_a_client_keeps_does_not_grow(digits, tmp_path):
         drift._written(Alarms(Levels(10, 7, (2, 5)), {"prediction": 0.25}), 6)
     )
     assert (again, last) == (Alarms(Levels(10, 7, (2, 5)), {"prediction": 0.25}), 6)
+
+
+def year_of(month: int, seed: int, jump: float = 0.0) -> Summary:
+    """Return a month of 90 rows, whose first number goes up and down by one deviation a year."""
+    rng = torch.Generator().manual_seed(1000 * seed + month)
+    x, y = torch.randn(90, 3, generator=rng), torch.arange(90) % 2
+    x[:, 0] += np.sin(2 * np.pi * month / 12) + jump
+    return Summary.of(month, Watched(x, 3, y, y, 2))
+
+
+def alarms_of(meter: DriftMeter, seed: int, months: int, jump_at: int = 10**6) -> list[int]:
+    """Return in which months of a site inputs moved at the level of the coordinator's alarms."""
+    kept: dict[str, torch.Tensor] = {}
+    told = []
+    for month in range(months):
+        now = year_of(month, seed, 3.0 * (month >= jump_at))
+        before = drift._summaries(kept)
+        found = moved(*meter._compared(before, month), now)
+        if found is not None and found.p < 0.00025:
+            told.append(month)
+        kept = meter._kept([*before, now])
+    return told
+
+
+def test_a_season_is_compared_with_itself(digits, tmp_path):
+    """A yearly wave of one deviation raised alarms each autumn; what is new still does."""
+    worker = Worker(0, ClientData(digits / "0"), StateDirectory(tmp_path), experiment_with(), CPU)
+    meter = next(part for part in worker.parts if isinstance(part, DriftMeter))
+    assert all(alarms_of(meter, seed, 36) for seed in range(5)), "with the first tasks it is drift"
+    meter._season = 12
+    assert not any(alarms_of(meter, seed, 36) for seed in range(40))
+    assert alarms_of(meter, 0, 30, jump_at=27)[:1] == [27]
+    kept: dict[str, torch.Tensor] = {}
+    for month in range(80):
+        kept = meter._kept([*drift._summaries(kept), year_of(month, 0)])
+    assert [int(one.task) for one in drift._summaries(kept)] == [*range(36), 79]
+
+
+@pytest.mark.parametrize(
+    ("more", "line"),
+    [
+        ({"drift_season": 52}, 'drift_season is for drift_reference = "season"'),
+        (
+            {"drift_reference": "season", "drift_season": 52, "drift_window": 4},
+            "more than the 160 tasks",
+        ),
+    ],
+)
+def test_a_season_that_cannot_be_is_refused(more, line):
+    with pytest.raises(ConfigError, match=line):
+        tiny_experiment(evaluate={"drift": True, **more})
+    tiny_experiment(evaluate={"drift": True, "drift_reference": "season", "drift_season": 52})
 
 
 def test_keys_of_drift_need_drift():
