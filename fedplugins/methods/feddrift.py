@@ -1,7 +1,7 @@
 """FedDrift and FedDrift-Eager — Jothimurugesan, Hsieh, Wang, Joshi, Gibbons, Federated Learning
 under Distributed Concept Drift, AISTATS 2023. https://arxiv.org/abs/2206.00799
-Facts from the authors' code, https://github.com/microsoft/FedDrift (``mmacc``, ``H_A_C_1``; what
-its README calls theirs, ``H_A_F_1_06_0``, is ``reading.begins = "client"``).
+Facts from the authors' code, https://github.com/microsoft/FedDrift (``mmacc``; ``H_A_F_1_06_0``,
+which its README calls theirs, and ``H_A_C_1`` for ``reading.begins = "one"``).
 
     paper, code          here                             paper, code     here
     h_m                  weights "model{m}/…"             delta           delta
@@ -83,6 +83,8 @@ class FedDrift(FedAvg):
     reduction: ClassVar[Reduction] = "each"
     trains_on: ClassVar[TrainsOn] = "history"
     variants_in: ClassVar[str] = "fedplugins.methods.feddrift_variants"
+    begins_alone: ClassVar[bool] = True
+    """Whether a client begins with a model of its own; in the paper's code, ``H_A_F_1_06_0``."""
 
     delta: Positive = 0.1
     """How far accuracy must fall from one task to the next for a drift; the paper's by data set."""
@@ -278,8 +280,12 @@ class FedDrift(FedAvg):
         return work
 
     def _drifts(self, ctx: ClientContext, state: Bundle, accuracy: float) -> bool:
-        """Tell whether the best model is too much worse on a task than one was on the last."""
-        return _before(ctx, state) - accuracy > self.delta
+        """Tell whether the best model is too much worse on a task than one was on the last.
+
+        Clients for whose first model there is no room have the one of least loss.
+        """
+        is_first = self.begins_alone and ctx.task == 0
+        return is_first or _before(ctx, state) - accuracy > self.delta
 
     def _correct(
         self, ctx: ClientContext, payload: Bundle, held: dict[int, tuple[Tensor, Tensor]]
@@ -325,6 +331,7 @@ class FedDriftEager(FedDrift):
 
     citation: ClassVar[str] = "Jothimurugesan et al., AISTATS 2023"
     variants_in: ClassVar[str] = ""
+    begins_alone: ClassVar[bool] = False
 
     def _group(self, role: str, client: int) -> str:
         return role

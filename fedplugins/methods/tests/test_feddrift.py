@@ -132,12 +132,12 @@ def test_drifts_by_hand(name, new, tables):
     assert common.weights["open"].tolist() == [1, 1, int(name == "feddrift")]
 
 
-def test_each_client_may_begin_with_a_model_of_its_own_by_hand():
+def test_each_client_begins_with_a_model_of_its_own_by_hand():
     """From a = 1, as in the drifts by hand: x = 1 of class 0 ends with 1.1192029, and x = 2 of
     class 1 with -.9640276. The first model, which nobody has then, makes room for the third client.
     In later rounds of the task nobody begins again, and after it models that fit alike merge.
     """
-    experiment = drifting(reading={"begins": "client"})
+    experiment = drifting()
     state = server_of({0: 1.0}, {}, step=-1)
     tasks = {0: ([1.0], [0]), 1: ([1.0], [0]), 2: ([2.0], [1])}
     results = {c: trained(experiment, state, c, own, accuracy=-1.0) for c, own in tasks.items()}
@@ -289,10 +289,13 @@ def test_without_room_a_client_stays_with_what_fits_best():
     assert slopes(after) == pytest.approx({"model0": 1.1192029}, abs=1e-6)
 
 
-def test_before_the_first_task_nothing_drifts_and_it_is_fedavg(digits):
+@pytest.mark.parametrize(
+    "name", [{"name": "feddrift", "reading": {"begins": "one"}}, {"name": "feddrift-eager"}]
+)
+def test_with_one_model_at_first_nothing_drifts_on_the_first_task_and_it_is_fedavg(digits, name):
     found = []
-    for name in ("feddrift", "fedavg"):
-        experiment = tiny_experiment(method=name)
+    for method in (name, {"name": "fedavg"}):
+        experiment = tiny_experiment(method=method)
         ctx = context_of(experiment, digits)
         result = train_locally(method_of(experiment), ctx, *payload_of(experiment, ctx))
         found.append((result.upload, result.loss))
