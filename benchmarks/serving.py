@@ -83,8 +83,8 @@ def ours(model: Path, tell_port: Callable[[int], None]) -> None:
     """Answer with a model as the command does."""
     import torch
 
-    from fedcli.serving.live_model import LiveModel
-    from fedcli.serving.model_server import ModelServer
+    from fedcli.predicting.live_model import LiveModel
+    from fedplugins.serving.model_server import ModelServer
 
     torch.set_num_threads(1)
     server = ModelServer("127.0.0.1", 0, {"it": LiveModel([model], "it")})

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcli.serving.commands import (
+from fedcli.predicting.whose import (
     ModelFile,
     RecipeOfNew,
     RunOfModel,
     live_model,
     rollback,
-    serve_model,
     whose_model,
 )
 from fedmodels.console.commands import run_command
@@ -752,7 +751,7 @@ def predict(
         if inputs or out or as_json or keep or unknown:
             others = "--out, --json, --keep, --unknown"
             raise ConfigError(f"--watch DIR answers beside files: leave out files, {others}")
-        from fedcli.serving.watching import WatchedFolder
+        from fedcli.predicting.watching import WatchedFolder
 
         end_on_sigterm()
         for line in WatchedFolder(watch, live_model(run, client, model, recipe)).watch():
@@ -793,7 +792,6 @@ def predict(
         sys.exit(1)
 
 
-app.command("serve-model")(serve_model)
 app.command()(rollback)
 
 

@@ -44,7 +44,7 @@ def predict(
         DataError: a file cannot be read or does not fit the model.
     """
     from fedcli.predicting.prediction import personal_file, predictions
-    from fedcli.serving.commands import whose_model
+    from fedcli.predicting.whose import whose_model
 
     whose = whose_model(
         None if run is None else Path(run), client, None if model is None else Path(model)

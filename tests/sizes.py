@@ -34,12 +34,12 @@ def sources(package: str) -> list[Path]:
 
 
 MOST: Mapping[str, int] = {
-    "lines of the core": 94_094,
+    "lines of the core": 91_566,
     "seams of parts": 58,
     "loose files in fedmodels": 3,
     "loose files in fedsrv": 2,
     "loose files in fedcli": 5,
-    "bindings named found": 646,
+    "bindings named found": 624,
 }
 """The borders."""
 

@@ -111,11 +111,12 @@ ROOMS = {
     "fedcli": (
         "data", "data.cuts", "data.sets", "data.own", "data.store", "gate", "runtime",
         "tracing", "parts", "joining", "predicting.prediction", "predicting.predicted_targets",
-        "serving", "pretrain", "cli", "hosts", "__main__",
+        "predicting.live_model", "predicting.watching", "predicting.whose", "pretrain", "cli",
+        "hosts", "__main__",
     ),
     "fedplugins": (
-        "baselines", "detectors", "drift", "inference", "methods", "operations", "presets",
-        "queues", "reference", "relays", "studies", "trackers",
+        "baselines", "detectors", "drift", "methods", "operations", "presets",
+        "queues", "reference", "relays", "serving", "studies", "trackers",
     ),
 }  # fmt: skip
 """The rooms of each package, lowest first: a file imports from its own room and from lower ones."""

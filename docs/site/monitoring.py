@@ -10,7 +10,7 @@ from pathlib import Path
 
 import prometheus_client
 
-from fedcli.serving.figures import Figures
+from fedplugins.serving.figures import Figures
 from fedplugins.trackers.prometheus import Exporter
 
 PAGE = Path(__file__).parents[1] / "monitoring.md"

@@ -32,7 +32,7 @@ GROUPS: Mapping[str, str] = {
     "fedsrv.queues": "a function that serves a directory of runs, by the options of serve",
     "fedsrv.relays": "a function that says who may pass the calls of clients on",
     "fedsrv.commands": "a Typer app, whose commands fedsrv has",
-    "fedcli.services": "a Service of fedcli.serving.services: an option of serve-model",
+    "fedcli.services": "a Service of the plugin serving: an option of serve-model",
     "fedcli.commands": "a Typer app, whose commands fedcli has",
 }
 """The groups of entry points of plugins, and what one of each is."""

@@ -21,12 +21,12 @@ from fedmodels.tensors.archive import PERSONAL, load
 from fedmodels.tensors.bundle import Bundle
 from fedmodels.tensors.stored import NOTE
 from fedmodels.training.contexts import ServerState
+from fedplugins.serving.tests.test_serving import Killed, put_live
 from fedsrv.state.store import Store
 from fedsrv.state.verification import verified
 from tests.conftest import tiny_experiment
 from tests.faults.inside import fault_disk
 from tests.faults.power import lose_power
-from tests.fedcli.test_serving import Killed, put_live
 
 
 @pytest.fixture

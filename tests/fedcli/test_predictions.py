@@ -24,11 +24,8 @@ from fedcli.data.arrays import ranges_of
 from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.sets.registry import load
 from fedcli.parts.kept_models import _ranges
+from fedcli.predicting.live_model import LiveModel
 from fedcli.predicting.prediction import predicted
-from fedcli.serving import bodies
-from fedcli.serving.bodies import json_inputs, schema_of
-from fedcli.serving.live_model import LiveModel
-from fedcli.serving.model_server import ModelServer
 from fedmodels.config.data import Data
 from fedmodels.errors import ArchiveError, ConfigError, DataError
 from fedmodels.nets import make_net
@@ -163,10 +160,13 @@ def test_photos_of_a_directory_are_asked(of_photos, tmp_path, monkeypatch, capsy
     assert capsys.readouterr().out.startswith("new/a.jpg: dark ")
 
 
+@pytest.mark.needs("serving")
 @pytest.mark.parametrize("kind", ["text/csv", "image/png", "image/jpeg"])
 def test_a_file_that_is_sent_is_answered_as_one_on_the_disk(
     kind, of_photos, tmp_path, request, capsys
 ):
+    from fedplugins.serving.model_server import ModelServer
+
     run, file = of_photos, tmp_path / f"new.{kind[-3:]}"
     if kind == "text/csv":
         run = request.getfixturevalue("of_recordings")
@@ -350,8 +350,11 @@ def test_a_number_that_passes_through_is_as_a_csv_has_it(of_rows, tmp_path):
     assert [(row["id"], row["far"]) for row in found] == [("7", "2.5"), ("", "3")]
 
 
+@pytest.mark.needs("serving")
 def test_a_number_by_name_is_the_level_that_it_is_in_a_file():
     """JSON's 2 counted as another level than the text 2, and 1,500 as 1500 beside 1,5."""
+    from fedplugins.serving.bodies import json_inputs
+
     pytest.importorskip("pandas")
     columns = {"features": ["temp", "ward"], "categories": {"ward": ["1", "2", "true"]}}
     table = {"kind": "table", "columns": columns, "decimal": ","}
@@ -361,8 +364,11 @@ def test_a_number_by_name_is_the_level_that_it_is_in_a_file():
     assert found.x.tolist() == [[1, 0, 1, 0, 0], [1.5, 0, 0, 1, 0], [3, 0, 0, 0, 1]]
 
 
+@pytest.mark.needs("serving")
 def test_what_a_workbook_or_a_scan_costs_is_known_before(tmp_path, monkeypatch):
     """Whatever the prefix and the place of its sheets; without pydicom, a line says what to do."""
+    from fedplugins.serving import bodies
+
     for part, xml in (("xl/worksheets/sheet1.xml", "<c r='A1'/>"), ("s.bin", "<x:c r='A1'/>")):
         with zipfile.ZipFile(tmp_path / "w.xlsx", "w") as book:
             book.writestr(part, xml * 9)
@@ -376,8 +382,11 @@ def test_what_a_workbook_or_a_scan_costs_is_known_before(tmp_path, monkeypatch):
         bodies.check_growth(tmp_path / "a.dcm", "dcm", b"", FACTS)
 
 
+@pytest.mark.needs("serving")
 def test_an_answer_takes_one_pass_of_the_net(of_rows):
     """It took two: one for what the net says, and one for how far the input is."""
+    from fedplugins.serving.bodies import json_inputs
+
     model, passes = TrainedModel.load(of_rows), list[int]()
     model.facts = replace(model.facts, reach=1.0)
     model.seen = torch.full((2, 2), 3.0)
@@ -387,11 +396,14 @@ def test_an_answer_takes_one_pass_of_the_net(of_rows):
     assert all("far from the training data" in note for note in found.far)
 
 
+@pytest.mark.needs("serving")
 @pytest.mark.parametrize(
     "part", [("xl/sharedStrings.xml", "</sst>", "<si/>"), ("xl/styles.xml", "<font>", "<c/>")]
 )
 def test_a_workbook_that_takes_long_to_read_is_refused(tmp_path, monkeypatch, part):
     """A body of 162 kB kept a worker for 56 seconds: neither strings nor styles were counted."""
+    from fedplugins.serving import bodies
+
     openpyxl = pytest.importorskip("openpyxl")
     place, mark, element = part
     book = openpyxl.Workbook()
@@ -422,7 +434,10 @@ def test_a_workbook_that_takes_long_to_read_is_refused(tmp_path, monkeypatch, pa
         bodies.check_growth(tmp_path / "x.xlsx", "xlsx", b"", FACTS)
 
 
+@pytest.mark.needs("serving")
 def test_rows_by_names_are_answered_as_those_of_a_file(of_rows):
+    from fedplugins.serving.bodies import json_inputs, schema_of
+
     def told(rows: object) -> NewInputs:
         return json_inputs(json.dumps(rows).encode(), FACTS)
 

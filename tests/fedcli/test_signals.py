@@ -14,11 +14,11 @@ from typing import cast
 import pytest
 import torch
 
+from fedcli.predicting.live_model import LiveModel
+from fedcli.predicting.watching import WatchedFolder
 from fedcli.runtime.host import Host
 from fedcli.runtime.link import Link
 from fedcli.runtime.worker import Worker
-from fedcli.serving.live_model import LiveModel
-from fedcli.serving.watching import WatchedFolder
 from fedmodels.host import machine as signals
 from fedmodels.host.machine import end_on_sigterm, set_by_sigterm
 from fedmodels.tensors.bundle import Bundle

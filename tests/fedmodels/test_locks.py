@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_VALUES = {
     "fedcli/runtime/enrolment.py Enrolment._joining": "one thread joins again at a time",
     "fedcli/runtime/setups.py SetUps.busy": "no net is built while a client trains",
-    "fedcli/serving/live_model.py LiveModel._reading": "one thread reads a model at a time",
-    "fedcli/serving/site.py Site._is_testing": "one window is tested at a time",
+    "fedcli/predicting/live_model.py LiveModel._reading": "one thread reads a model at a time",
+    "fedplugins/serving/site.py Site._is_testing": "one window is tested at a time",
     "fedplugins/queues/service.py FrontService._submitting": "one config is checked at a time",
     "fedsrv/identity/enrolment.py Enrolling._lock": "one certificate is issued at a time",
     "fedsrv/launch/forked.py Forked._reaping": "one thread waits for the process at a time",

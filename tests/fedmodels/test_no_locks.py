@@ -15,7 +15,6 @@ from fedcli.data.store import known_rows
 from fedcli.data.store.growing import alone
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.state import lock_states
-from fedcli.serving.label_store import LabelStore
 from fedmodels.errors import ArchiveError, ArchiveNotWritten, ConfigError, RunFailed
 from fedmodels.host import files
 from fedmodels.host.files import no_locks
@@ -90,7 +89,10 @@ def test_dealing_on_a_node_names_locks(lockless, tmp_path):
     assert re.search(LINE, deal(Dealing(config="", root=str(tmp_path / "data"))))
 
 
+@pytest.mark.needs("serving")
 def test_labels_of_a_site_name_locks(lockless, tmp_path):
+    from fedplugins.serving.label_store import LabelStore
+
     with pytest.raises(ArchiveNotWritten, match=LINE):
         LabelStore(tmp_path, (3,))
 

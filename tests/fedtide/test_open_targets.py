@@ -15,11 +15,9 @@ import fedtide
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.parts import deployment
+from fedcli.predicting.live_model import LiveModel
 from fedcli.predicting.predicted_targets import TargetPredictions
 from fedcli.predicting.prediction import predictions
-from fedcli.serving.bodies import feedback_of
-from fedcli.serving.live_model import LiveModel
-from fedcli.serving.site import Site
 from fedmodels.errors import ConfigError, DataError, PayloadError
 from fedmodels.facts.resolution import experiment_of
 from fedmodels.facts.run_classes import ClassChange
@@ -319,6 +317,7 @@ def test_several_labels_and_quantiles_have_no_interval(tmp_path):
 # --- labels that come back ------------------------------------------------------------------------
 
 
+@pytest.mark.needs("serving")
 @pytest.mark.parametrize(
     ("learned", "labels", "numbers"),
     [
@@ -328,6 +327,9 @@ def test_several_labels_and_quantiles_have_no_interval(tmp_path):
     ids=["numbers", "labels"],
 )
 def test_targets_that_come_later_become_a_task(tmp_path, learned, labels, numbers):
+    from fedplugins.serving.bodies import feedback_of
+    from fedplugins.serving.site import Site
+
     run = fedtide.open_run(tables_of(table(tmp_path / "a.csv", 0), learned), out=tmp_path / "run")
     run.learn()
     live = LiveModel.of(tmp_path / "run/clients", 0)
@@ -349,7 +351,10 @@ def test_targets_that_come_later_become_a_task(tmp_path, learned, labels, number
     run.close()
 
 
+@pytest.mark.needs("serving")
 def test_labels_for_a_model_of_other_targets_are_not_taken(tmp_path):
+    from fedplugins.serving.site import Site
+
     first = table(tmp_path / "a.csv", 0)
     run = fedtide.open_run(tables_of(first, NUMBERS), out=tmp_path / "run")
     run.learn()
@@ -361,6 +366,7 @@ def test_labels_for_a_model_of_other_targets_are_not_taken(tmp_path):
     here.end()
 
 
+@pytest.mark.needs("serving")
 @pytest.mark.parametrize(
     ("learned", "label"),
     [
@@ -370,6 +376,8 @@ def test_labels_for_a_model_of_other_targets_are_not_taken(tmp_path):
     ],
 )  # fmt: skip
 def test_what_is_no_target_is_refused_in_a_line(tmp_path, learned, label):
+    from fedplugins.serving.bodies import feedback_of
+
     data = fedtide.open_run(
         tables_of(table(tmp_path / "a.csv", 0), learned), out=tmp_path / "r"
     ).data

@@ -38,7 +38,7 @@ ELSEWHERE = {
     "privacy_audit": "tests/project/test_privacy_audit.py",
     "prototype_convergence": "tests/project/test_pictures_of_papers.py",
     "records": "tests/project/test_records.py",
-    "serving": "tests/fedcli/test_serving.py",
+    "serving": "fedplugins/serving/tests/test_serving.py",
     "training": "tests/project/test_benchmarks_gpu.py",  # its rows of steps; rounds as in "sides"
     "year": "tests/project/test_year.py",  # the tiny form takes 13 seconds of the processor
 }

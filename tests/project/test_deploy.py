@@ -14,8 +14,8 @@ import pytest
 from yaml import safe_load
 
 import fedsrv.cli
-from fedcli.serving.figures import Figures
 from fedmodels.facts.config_file import parse_experiment
+from fedplugins.serving.figures import Figures
 from fedplugins.trackers.prometheus import Exporter
 from tests.conftest import script_of
 

@@ -29,7 +29,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         fedmodels/console/help_panels.py fedmodels/plugins.py
         fedmodels/numerics/metric_tables.py fedmodels/host/staying.py fedmodels/times.py
         fedsrv/commands/audit.py fedsrv/commands/certs.py
-        fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
+        fedsrv/engine/server_part.py fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
         """,
     ),
     "secure sums": (
@@ -86,7 +86,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         """,
     ),
     "live models": (
-        r"/serving/|parts/(deployment|kept_models)|runtime/deployed|config/deploy",
+        r"predicting/(live|whose)|parts/(deployment|kept_models)|runtime/deployed|config/deploy",
         r"\bDeployment\b|experiment\.deploy\b|\bDeployed\b",
         """
         fedcli/predicting/prediction.py fedcli/runtime/workers.py fedmodels/config/combinations.py
@@ -113,7 +113,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         r"http_server|/dashboard/",
         r"http_server|PageServer|fedsrv\.dashboard",
         """
-        fedcli/serving/figures.py fedcli/serving/model_server.py fedsrv/cli.py
+        fedsrv/cli.py
         fedsrv/commands/watchers.py
         """,
     ),

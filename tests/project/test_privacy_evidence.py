@@ -9,7 +9,7 @@ import pytest
 from tests.sizes import ROOT
 
 TEXT = (ROOT / "docs" / "privacy.md").read_text("utf-8")
-PLACE = r"`((?:tests|benchmarks)/[\w/]+\.py(?:::\w+)?)`"
+PLACE = r"`((?:tests|benchmarks|fedplugins)/[\w/]+\.py(?:::\w+)?)`"
 NAMED = sorted({*re.findall(PLACE, TEXT)})
 WITHOUT = ("open by principle", "not tried")
 COORDINATORS = ["honest", "curious", "deviating"]

@@ -22,8 +22,6 @@ from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.site import cut
 from fedcli.data.store.trying import check_files
 from fedcli.runtime.reporting import accuracies
-from fedcli.serving.model_server import _labelled
-from fedcli.serving.site import Site
 from fedmodels.config.data import Data
 from fedmodels.config.scenario import Natural
 from fedmodels.config.transforms import parse_transform
@@ -101,6 +99,9 @@ def held_rows(root, task):
 
 def fed_back(root, path, facts):
     """Send rows by their columns, with what is learned of each, and let them become a task."""
+    from fedplugins.serving.model_server import _labelled
+    from fedplugins.serving.site import Site
+
     rows = ROWS[path]
     body = {
         "id": "a" * 16, "inputs": [dict(zip(NAMES, row, strict=True)) for row in rows],

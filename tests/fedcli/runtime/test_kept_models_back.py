@@ -12,7 +12,7 @@ from fedcli.cli import main
 from fedcli.runtime.deployed import AFTER, DIGEST, STAGE, Deployed, digest_in, moment_of
 from fedmodels.errors import ArchiveReplaced, DataError
 from fedmodels.tensors.bundle import Bundle, state_digest
-from tests.fedcli.test_serving import facts, header_of, negate
+from fedplugins.serving.tests.test_serving import facts, header_of, negate
 
 
 def dated(day: int, hour: int) -> float:

@@ -16,7 +16,7 @@ from fedmodels.errors import ArchiveNotWritten
 from fedmodels.host import shortages
 from fedmodels.tensors import archive
 from fedpb.v1 import coordinator_pb2 as rpc
-from tests.fedcli.test_serving import TINY
+from fedplugins.serving.tests.test_serving import TINY
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedcli.predicting.live_model import LiveModel, NoModelYet
 from fedcli.predicting.prediction import personal_file
-from fedcli.serving.live_model import LiveModel, NoModelYet
 from fedmodels.errors import ConfigError, DataError
 from fedpb.v1 import coordinator_pb2 as rpc
 from fedsrv.state.forgetting import WHY, forget

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcli.data.store.client_data import ClientData
-from fedcli.serving.label_store import LabelStore
-from fedcli.serving.live_model import Loaded
+from fedcli.predicting.live_model import Loaded
 from fedmodels.config.transforms import channels_in
 from fedmodels.errors import DataError
 from fedmodels.facts.data_description import Normaliser
@@ -29,6 +28,7 @@ from fedmodels.nets.trained import TrainedModel
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import MAX_EXAMPLES, Summary, Watched, moved
 from fedmodels.numerics.data_drift_numbers import Numbers, Words
+from fedplugins.serving.label_store import LabelStore
 
 WINDOW = 200
 """Served inputs that are tested together."""

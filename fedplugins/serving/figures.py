@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
+from fedcli.predicting.live_model import LiveModel
 from fedcli.predicting.prediction import Predictions
-from fedcli.serving.live_model import LiveModel
-from fedcli.serving.site import Site
 from fedmodels.console.printable import printable
 from fedmodels.host.http_server import Response
+from fedplugins.serving.site import Site
 
 
 class Figures:

@@ -12,7 +12,7 @@ from fedmodels.console.options import port_option, with_options
 from fedmodels.plugins import usable
 
 if TYPE_CHECKING:
-    from fedcli.serving.model_server import ModelServer
+    from fedplugins.serving.model_server import ModelServer
 
 Ending = Callable[[], None]
 Beside = Sequence[tuple[Any, str]]

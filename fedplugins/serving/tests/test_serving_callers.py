@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from fedcli.serving.live_model import LiveModel
-from fedcli.serving.model_server import ModelServer
-from fedcli.serving.site import Site
-from fedcli.serving.tokens import tokens_in
+from fedcli.predicting.live_model import LiveModel
 from fedmodels.errors import ConfigError
-from tests.fedcli.test_open_inference import tensor
-from tests.fedcli.test_served_site import live, root
-from tests.fedcli.test_serving import typed
+from fedplugins.serving.model_server import ModelServer
+from fedplugins.serving.site import Site
+from fedplugins.serving.tests.test_open_inference import tensor
+from fedplugins.serving.tests.test_served_site import live, root
+from fedplugins.serving.tests.test_serving import typed
+from fedplugins.serving.tokens import tokens_in
 
 __all__ = ["live", "root"]  # fixtures
 JSON = {"Content-Type": "application/json"}

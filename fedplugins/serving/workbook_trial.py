@@ -1,6 +1,6 @@
 """A workbook is read in a process of its own that may not use more than so much, before it is here.
 
-    python -m fedcli.serving.workbook_trial FILE SECONDS
+    python -m fedplugins.serving.workbook_trial FILE SECONDS
 
 What a workbook costs does not follow from its size: of 162 kB, a million shared strings or styles
 take a minute. Nothing heavy is imported, as each trial begins with it.
@@ -24,7 +24,7 @@ def is_cheap(file: Path, cpu_s: int, patience_s: float) -> bool:
     The process is killed once it has used ``cpu_s`` seconds of the processor, or after
     ``patience_s`` seconds in any case.
     """
-    command = [sys.executable, "-m", "fedcli.serving.workbook_trial", str(file), str(cpu_s)]
+    command = [sys.executable, "-m", "fedplugins.serving.workbook_trial", str(file), str(cpu_s)]
     try:
         ended = subprocess.run(
             command, timeout=patience_s, check=False, stdin=subprocess.DEVNULL,

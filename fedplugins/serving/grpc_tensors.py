@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmodels.errors import DataError
-from fedplugins.inference.messages import CHOICE, CLASSES
+from fedplugins.serving.grpc_messages import CHOICE, CLASSES
 
 CONTENTS: Mapping[str, str] = {
     "BOOL": "bool_contents",

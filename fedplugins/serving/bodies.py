@@ -17,13 +17,13 @@ from fedcli.data.arrays import DAMAGED
 from fedcli.data.image_files import FORMATS
 from fedcli.data.own.new_inputs import NewInputs, given, given_rows
 from fedcli.data.own.recordings import MAX_GROWTH
-from fedcli.serving.workbook_trial import is_cheap
 from fedmodels.config.transforms import TableTransform, parse_transform
 from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts
 from fedmodels.problems.targets import Targets, targets_in
 from fedmodels.times import WORKBOOK_CPU_S, WORKBOOK_S
+from fedplugins.serving.workbook_trial import is_cheap
 
 KINDS = {
     "text/csv": "csv", "text/tab-separated-values": "tsv", "application/json": "npy",

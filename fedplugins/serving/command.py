@@ -1,4 +1,4 @@
-"""``fedcli serve-model`` and ``fedcli rollback``. Heavy imports happen inside the commands."""
+"""``fedcli serve-model``. Heavy imports happen inside the command."""
 
 from __future__ import annotations
 
@@ -10,41 +10,25 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedcli.serving.services import Beside, with_services
+from fedcli.predicting.whose import ModelFile, RecipeOfNew, RunOfModel, live_model
 from fedmodels.console.log_lines import LogLevel, set_up_logging
 from fedmodels.console.options import Level
-from fedmodels.errors import ConfigError, DataError
+from fedmodels.errors import ConfigError
 from fedmodels.host.machine import end_on_sigterm
+from fedplugins.serving.services import Beside, with_services
 
 if TYPE_CHECKING:
-    from fedcli.serving.live_model import LiveModel
-    from fedcli.serving.site import Site
+    from fedcli.predicting.live_model import LiveModel
+    from fedplugins.serving.site import Site
 
-RunOfModel = Annotated[
-    Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
-]
-WhoseModel = Annotated[
-    int | None, typer.Option(min=0, help="The client whose live model is meant.")
-]
-ModelFile = Annotated[
-    Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
-]
-RecipeOfNew = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="How the site's files say what the model takes; by default the recipe that the model "
-        "carries.",
-    ),
-]
-
-
+serving_app = typer.Typer()
 MAX_MODELS = 1000
 """Models of a process; each is in memory once it was asked."""
 MAX_FEEDBACK = 100_000
 """Rows with labels of a task."""
 
 
+@serving_app.command("serve-model")
 @with_services
 def serve_model(
     run: RunOfModel = None,
@@ -131,7 +115,7 @@ def serve_model(
     tokens = _tokens(feedback, feedback_tokens, listen, is_near=is_near)
     held = held_back(Rules.read(rules))
     models = _models(run, client, model, recipe)
-    from fedcli.serving.model_server import ModelServer
+    from fedplugins.serving.model_server import ModelServer
 
     end_on_sigterm()
     sites = _sites(run, models, data, feedback, 60 * feedback_every)
@@ -174,7 +158,7 @@ def _tokens(
     feedback: int | None, file: Path | None, listen: str, *, is_near: bool
 ) -> tuple[str, ...]:
     """Return the tokens by which labels come; none on loopback unless a file has some."""
-    from fedcli.serving.tokens import tokens_in
+    from fedplugins.serving.tokens import tokens_in
 
     if file is not None and feedback is None:
         raise ConfigError("--feedback-tokens is for --feedback: leave it out, or take labels back")
@@ -196,7 +180,7 @@ def _sites(
     """Return the data of the clients whose models answer, by the names of these."""
     from fedcli.data.kept_runs import last_run
     from fedcli.data.store.own_files import cut_before
-    from fedcli.serving.site import Site
+    from fedplugins.serving.site import Site
 
     if run is None:
         if data is not None or feedback is not None:
@@ -232,64 +216,3 @@ def _models(
             f"--client {client} is no id, and no range such as 0-4 of at most {MAX_MODELS}"
         )
     return {f"client-{n}": live_model(run, n, None, recipe) for n in range(first, last + 1)}
-
-
-def rollback(
-    run: Annotated[Path, typer.Option(help="The run directory, or a client's --state-dir.")],
-    client: Annotated[int, typer.Option(min=0, help="The client whose live model is meant.")],
-    release: Annotated[
-        bool, typer.Option("--release", help="Let later models go live again, and change nothing.")
-    ] = False,
-    to: Annotated[
-        str,
-        typer.Option(
-            metavar="12|task-3|2026-11-29",
-            help="An earlier one: of a round, the last one of a task, or the one that was live at "
-            "a time in UTC (2026-11-29T10:15).",
-        ),
-    ] = "",
-) -> None:
-    """Put an earlier model live again, by default the one before, and hold it until --release."""
-    from fedcli.predicting.prediction import places_of
-    from fedcli.runtime.deployed import Deployed
-
-    found = [Deployed(place) for place in places_of(run, client)]
-    deployed = next((one for one in found if one.folder.is_dir()), None)
-    if deployed is None:
-        raise DataError(
-            f"{run} holds no live model of client {client}: it deploys none, or --run is another "
-            "directory"
-        )
-    again = f"fedcli rollback --run {run} --client {client} --release"
-    if release and to:
-        raise ConfigError("--release lets later models go live, and --to puts one back: give one")
-    if release:
-        held = deployed.release()
-        typer.echo("later models go live again" if held else "no roll-back holds the live model")
-        return
-    typer.echo(f"client {client} is {deployed.roll_back(to)}; no other goes live until: {again}")
-
-
-def whose_model(
-    run: Path | None, client: int | None, model: Path | None
-) -> Path | tuple[Path, int]:
-    """Return the model's file, or the run and the client; ConfigError unless options say one."""
-    if model is not None and (run is not None or client is not None):
-        raise ConfigError("--model FILE says which model: leave out --run and --client")
-    if model is not None:
-        return model
-    if run is None or client is None:
-        raise ConfigError("say whose model it is: --run RUN --client ID, or --model FILE")
-    return run, client
-
-
-def live_model(
-    run: Path | None, client: int | None, model: Path | None, recipe: Path | None = None
-) -> LiveModel:
-    """Return whose model answers, as the options of a command say it."""
-    from fedcli.serving.live_model import LiveModel
-
-    whose = whose_model(run, client, model)
-    if isinstance(whose, Path):
-        return LiveModel([whose], str(whose), recipe=recipe)
-    return LiveModel.of(*whose, recipe)

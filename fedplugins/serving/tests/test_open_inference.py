@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedcli.predicting.live_model import LiveModel
 from fedcli.runtime.deployed import Deployed
-from fedcli.serving.figures import Figures
-from fedcli.serving.live_model import LiveModel
-from fedcli.serving.model_server import ModelServer
-from fedcli.serving.open_inference import metadata
-from tests.fedcli.test_serving import facts, put_live, typed
+from fedplugins.serving.figures import Figures
+from fedplugins.serving.model_server import ModelServer
+from fedplugins.serving.open_inference import metadata
+from fedplugins.serving.tests.test_serving import facts, put_live, typed
 
 ROUND = 'fedtide_live_model_round{model="client-3"} '
 ROWS = [[1.0, 0.0], [-1.0, 0.0], [0.5, 2.0]]

@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from fedcli.data.own.new_inputs import NewInputs, given
 from fedcli.predicting.prediction import Predictions, predicted
-from fedcli.serving.bodies import IN_PARTS, MAX_NUMBERS, array_of, check_answer, kinds_in
-from fedcli.serving.inference_stats import Tally
 from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
 from fedmodels.nets.trained import ModelFacts, TrainedModel
+from fedplugins.serving.bodies import IN_PARTS, MAX_NUMBERS, array_of, check_answer, kinds_in
+from fedplugins.serving.inference_stats import Tally
 
 SIZES = (8, 16, 32, 64)
 INPUT = "input"

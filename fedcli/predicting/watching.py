@@ -14,8 +14,8 @@ from fedcli.data.folders import TABLE_ENDS, is_foreign
 from fedcli.data.image_files import ENDS
 from fedcli.data.own.new_inputs import ARRAYS
 from fedcli.data.settled import Settled
+from fedcli.predicting.live_model import LiveModel, Loaded, NoModelYet
 from fedcli.predicting.prediction import predictions, write_csv
-from fedcli.serving.live_model import LiveModel, Loaded, NoModelYet
 from fedmodels.console.printable import printable
 from fedmodels.errors import DataError, FedtideError, reason_of
 from fedmodels.host.files import write_atomically

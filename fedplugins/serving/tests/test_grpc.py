@@ -10,15 +10,15 @@ import grpc
 import numpy as np
 import pytest
 
+from fedcli.predicting.live_model import LiveModel
 from fedcli.runtime.deployed import Deployed
-from fedcli.serving.live_model import LiveModel
-from fedcli.serving.model_server import ModelServer
 from fedmodels.errors import ConfigError
-from fedplugins.inference import service
-from fedplugins.inference.messages import CLASSES, SERVICE
-from fedplugins.inference.service import begin
-from tests.fedcli.test_open_inference import ROWS, Served, tensor
-from tests.fedcli.test_serving import put_live
+from fedplugins.serving import grpc_service as service
+from fedplugins.serving.grpc_messages import CLASSES, SERVICE
+from fedplugins.serving.grpc_service import begin
+from fedplugins.serving.model_server import ModelServer
+from fedplugins.serving.tests.test_open_inference import ROWS, Served, tensor
+from fedplugins.serving.tests.test_serving import put_live
 
 CODE = grpc.StatusCode
 
@@ -67,7 +67,10 @@ def call(models: ModelServer) -> Iterator[Caller]:
     yield caller
     caller.close()
     end()
-    assert not [t for t in threading.enumerate() if t.name.startswith("open-inference")]
+    for thread in threading.enumerate():
+        if thread.name.startswith("open-inference"):
+            thread.join(30)  # a worker that is idle ends by itself
+            assert not thread.is_alive()
 
 
 def typed_input(kind: str = "FP32", field: str = "fp32_contents", **more: Any) -> dict[str, Any]:

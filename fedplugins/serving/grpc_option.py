@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedcli.serving.services import Ending, Service
+from fedplugins.serving.services import Ending, Service
 
 if TYPE_CHECKING:
-    from fedcli.serving.model_server import ModelServer
+    from fedplugins.serving.model_server import ModelServer
 
 
 def _begin(server: ModelServer, host: str, port: int) -> tuple[int, Ending]:
-    from fedplugins.inference.service import begin
+    from fedplugins.serving.grpc_service import begin
 
     return begin(server, host, port)
 

@@ -27,9 +27,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 from starlette.routing import Route
 
+from fedcli.predicting.live_model import LiveModel, Loaded
 from fedcli.predicting.prediction import Predictions, predicted, predictions
-from fedcli.serving.api_description import BODIES, described
-from fedcli.serving.bodies import (
+from fedmodels.console.printable import json_text, printable
+from fedmodels.errors import ArchiveNotWritten, DataError, FedtideError, pip_line
+from fedmodels.host.http_server import HttpServer, Response
+from fedmodels.host.machine import cores
+from fedmodels.times import ANSWER_S, BODY_S, LAST_ANSWERS_S, RETRY_AFTER_S
+from fedplugins.serving.api_description import BODIES, described
+from fedplugins.serving.bodies import (
     KINDS,
     check_answer,
     check_growth,
@@ -37,24 +43,18 @@ from fedcli.serving.bodies import (
     json_inputs,
     schema_of,
 )
-from fedcli.serving.figures import Figures
-from fedcli.serving.inference_stats import Tally
-from fedcli.serving.label_store import Asked
-from fedcli.serving.live_model import LiveModel, Loaded
-from fedcli.serving.open_inference import (
+from fedplugins.serving.figures import Figures
+from fedplugins.serving.inference_stats import Tally
+from fedplugins.serving.label_store import Asked
+from fedplugins.serving.open_inference import (
     EXTENSIONS,
     configuration,
     inferred,
     metadata,
     version_of,
 )
-from fedcli.serving.site import Site, TooFast, places_of
-from fedcli.serving.tokens import bearer
-from fedmodels.console.printable import json_text, printable
-from fedmodels.errors import ArchiveNotWritten, DataError, FedtideError, pip_line
-from fedmodels.host.http_server import HttpServer, Response
-from fedmodels.host.machine import cores
-from fedmodels.times import ANSWER_S, BODY_S, LAST_ANSWERS_S, RETRY_AFTER_S
+from fedplugins.serving.site import Site, TooFast, places_of
+from fedplugins.serving.tokens import bearer
 
 JSON_KIND = "application/json"
 JSON = f"{JSON_KIND}; charset=utf-8"

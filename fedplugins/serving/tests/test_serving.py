@@ -33,18 +33,18 @@ from fedcli.data.own.number_marks import is_number
 from fedcli.gate.gate import held_back
 from fedcli.gate.rules import Rules
 from fedcli.parts import deployment
+from fedcli.predicting.live_model import LiveModel, NoModelYet
+from fedcli.predicting.watching import WatchedFolder
 from fedcli.runtime import deployed as deployed_module
 from fedcli.runtime.deployed import Deployed
 from fedcli.runtime.sessions import Session, SessionFile
-from fedcli.serving import bodies, model_server
-from fedcli.serving.live_model import LiveModel, NoModelYet
-from fedcli.serving.model_server import ModelServer
-from fedcli.serving.watching import WatchedFolder
 from fedmodels.errors import ArchiveError, ArchiveReplaced, DataError
 from fedmodels.host import http_server
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 from fedmodels.tensors import stored
 from fedmodels.tensors.bundle import Bundle, state_digest
+from fedplugins.serving import bodies, model_server
+from fedplugins.serving.model_server import ModelServer
 from fedsrv.progress.events import EventLog
 from tests.conftest import records_of
 from tests.fedmodels.tensors.test_stored import negate

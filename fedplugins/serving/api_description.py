@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
 
-from fedcli.serving.bodies import KINDS
-from fedcli.serving.open_inference import KINDS as DATATYPES
+from fedplugins.serving.bodies import KINDS
+from fedplugins.serving.open_inference import KINDS as DATATYPES
 
 OBJECT: dict[str, Any] = {"type": "object"}
 NAME = {"type": "string"}

@@ -19,15 +19,15 @@ from typing import Any, TypeAlias
 import grpc
 from google.protobuf.message import DecodeError
 
-from fedcli.serving.model_server import MAX_BODY, MAX_WAITING, MAX_WORKERS, ModelServer, Told
-from fedcli.serving.open_inference import metadata, version_of
-from fedcli.serving.services import Ending
 from fedmodels.console.printable import printable
 from fedmodels.errors import ConfigError, DataError, FedtideError
 from fedmodels.host.machine import cores
 from fedmodels.times import BODY_S, LAST_ANSWERS_S
-from fedplugins.inference.messages import CLASSES, SERVICE
-from fedplugins.inference.tensors import answer_of, body_of
+from fedplugins.serving.grpc_messages import CLASSES, SERVICE
+from fedplugins.serving.grpc_tensors import answer_of, body_of
+from fedplugins.serving.model_server import MAX_BODY, MAX_WAITING, MAX_WORKERS, ModelServer, Told
+from fedplugins.serving.open_inference import metadata, version_of
+from fedplugins.serving.services import Ending
 
 CODES: Mapping[HTTPStatus, grpc.StatusCode] = {
     HTTPStatus.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,

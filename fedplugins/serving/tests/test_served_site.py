@@ -18,18 +18,18 @@ import pytest
 from fedcli.data.own.new_inputs import NewInputs
 from fedcli.data.store.growing import add_task
 from fedcli.data.store.opened_data import open_data
+from fedcli.predicting.live_model import LiveModel, Loaded
 from fedcli.predicting.prediction import predicted
 from fedcli.runtime.deployed import Deployed
-from fedcli.serving import label_store, site
-from fedcli.serving.label_store import Asked, LabelStore
-from fedcli.serving.live_model import LiveModel, Loaded
-from fedcli.serving.model_server import ModelServer
-from fedcli.serving.served_inputs import WINDOW
-from fedcli.serving.site import AT_ALARM, OWED, RATE, Site, TooFast, places_of
 from fedmodels.errors import ArchiveNotWritten, DataError
 from fedmodels.numerics.data_drift import MAX_EXAMPLES
-from tests.fedcli.test_open_inference import Served, tensor
-from tests.fedcli.test_serving import Killed, facts, put_live, typed
+from fedplugins.serving import label_store, site
+from fedplugins.serving.label_store import Asked, LabelStore
+from fedplugins.serving.model_server import ModelServer
+from fedplugins.serving.served_inputs import WINDOW
+from fedplugins.serving.site import AT_ALARM, OWED, RATE, Site, TooFast, places_of
+from fedplugins.serving.tests.test_open_inference import Served, tensor
+from fedplugins.serving.tests.test_serving import Killed, facts, put_live, typed
 
 NAMES = ["no", "yes"]
 
@@ -309,7 +309,7 @@ def test_a_kill_at_any_step_loses_no_row_and_adds_none_twice(
 def test_what_was_answered_is_on_the_disk(tmp_path):
     code = (
         "import os, signal, sys, numpy as np; from pathlib import Path\n"
-        "from fedcli.serving.label_store import LabelStore\n"
+        "from fedplugins.serving.label_store import LabelStore\n"
         "store = LabelStore(Path(sys.argv[1]), [2])\n"
         "store.label('call', [0], np.ones((1, 2), np.float32), ['no'])\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -509,7 +509,9 @@ def test_a_request_is_a_session_and_a_long_test_part_counts_from_end_to_end(
 ):
     """Rows of one recording resemble each other, and test parts lie in the order of time."""
     compared = list[Any]()
-    monkeypatch.setattr("fedcli.serving.served_inputs.moved", lambda *given: compared.extend(given))
+    monkeypatch.setattr(
+        "fedplugins.serving.served_inputs.moved", lambda *given: compared.extend(given)
+    )
     x, y = points(3000)
     x[:, 1] = np.linspace(0, 1, len(x))
     np.save(root / "7/task-0/test_x.npy", x)

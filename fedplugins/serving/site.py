@@ -30,10 +30,8 @@ from fedcli.data.store.client_data import ClientData, save_arrays
 from fedcli.data.store.growing import Added, add_task
 from fedcli.data.store.opened_data import open_data
 from fedcli.data.store.own_files import remembered
+from fedcli.predicting.live_model import Loaded
 from fedcli.predicting.prediction import Predictions
-from fedcli.serving.label_store import Asked, Batch, LabelStore
-from fedcli.serving.live_model import Loaded
-from fedcli.serving.served_inputs import InputWatch
 from fedmodels.config.transforms import TableTransform, channels_in, parse_transform
 from fedmodels.console.printable import printable
 from fedmodels.errors import ArchiveError, ConfigError, DataError, FedtideError, reason_of
@@ -42,6 +40,8 @@ from fedmodels.facts.data_description import MAX_WHY
 from fedmodels.host.files import sync_path, write_atomically
 from fedmodels.host.guarded import Guarded
 from fedmodels.problems.targets import targets_in
+from fedplugins.serving.label_store import Asked, Batch, LabelStore
+from fedplugins.serving.served_inputs import InputWatch
 
 RATE = 6000
 """Rows with labels that are taken in a minute, and at once."""

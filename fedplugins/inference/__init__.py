@@ -1,1 +1,0 @@
-"""The Open Inference Protocol over gRPC, beside the HTTP of ``fedcli serve-model``."""
