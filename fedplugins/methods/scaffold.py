@@ -95,9 +95,10 @@ class Scaffold(FedAvg):
     @torch.no_grad()
     def after_step(self, ctx: ClientContext, batch: Batch, refs: Controls) -> None:
         refs.steps += 1
-        for key, w in ctx.net.parameters_by_key().items():
-            if w.grad is not None:
-                refs.total[key] += w.grad
+        live = ctx.net.parameters_by_key().items()
+        moved = [(refs.total[key], w.grad) for key, w in live if w.grad is not None]
+        if moved:
+            torch._foreach_add_(*map(list, zip(*moved, strict=True)))
 
     def after_local(self, ctx: ClientContext, state: Bundle, refs: Controls) -> Bundle:
         steps = int(refs.steps)
