@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.sizes import PACKAGES, ROOT, sources
 RUN = """
 import fedtide
 assert fedtide.__file__.startswith({home!r}), fedtide.__file__
-run = fedtide.run("quickstart", backend="inprocess", out="again")
+run = fedtide.run("quickstart", {short!r}, backend="inprocess", out="again")
 print(run.personal_model(0))
 """
 
@@ -51,38 +52,62 @@ def check_content(wheel: Path) -> None:
     assert not {name for name in held if "__pycache__" in name or name.endswith(".pyc")}
 
 
-def check_quickstart(fedsrv: str, folder: Path) -> None:
-    """Run the first launches of the README; check what it says of them, and the digests."""
-    lines = re.findall(r"^fedsrv (launch .*)$", (ROOT / "README.md").read_text(), flags=re.M)[:2]
-    said = [ended([fedsrv, *shlex.split(line)], folder) for line in lines]
-    printed = [re.findall(r"^state digest: (\w{64})$", text, flags=re.M) for text in said]
-    outs = ("run", "fedavg", "again")
-    ends = [json.loads((folder / out / "summary.json").read_text()) for out in outs]
-    mine, theirs, again = (end["state_sha256"] for end in ends)
-    assert printed == [[mine], [theirs]]
-    assert mine == again != theirs
-    personal, plain = (end["metrics"] for end in ends[:2])
-    assert personal["a_loc"] > 0.75 > 0.7 > plain["a_loc"]
-    assert plain["a_glo"] < 0.5
+SHORT = {"schedule.rounds": 1, "data.max_per_class": 20}
+
+
+def launched(words: list[str], folder: Path, out: str) -> dict[str, Any]:
+    """Launch a run; return its summary, of which the command prints the digest."""
+    said = ended(words, folder)
+    found: dict[str, Any] = json.loads((folder / out / "summary.json").read_text())
+    assert re.findall(r"^state digest: (\w{64})$", said, flags=re.M) == [found["state_sha256"]]
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("wheel")
+    ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)], ROOT)
+    (found,) = place.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def home(wheel: Path) -> Path:
+    """Return an environment in which the wheel is installed."""
+    found = wheel.parent / "venv"
+    ended([sys.executable, "-m", "venv", "--without-pip", str(found)], wheel.parent)
+    pip = [sys.executable, "-m", "pip", "--python", str(found / "bin" / "python")]
+    words = ["install", "--quiet", "--no-compile", "--no-index", "--no-deps", str(wheel)]
+    ended([*pip, *words], wheel.parent)
+    (site,) = found.glob("lib/python*/site-packages")
+    (site / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_an_installed_wheel_runs(tmp_path):
-    ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)], ROOT)
-    (wheel,) = tmp_path.glob("*.whl")
+def test_an_installed_wheel_runs(wheel, home, tmp_path):
+    """A short quickstart ends in the same state from the shell and from Python."""
     check_content(wheel)
-    home = tmp_path / "venv"
-    ended([sys.executable, "-m", "venv", "--without-pip", str(home)], tmp_path)
     python, fedsrv = str(home / "bin" / "python"), str(home / "bin" / "fedsrv")
-    pip = [sys.executable, "-m", "pip", "--python", python]
-    ended(
-        [*pip, "install", "--quiet", "--no-compile", "--no-index", "--no-deps", str(wheel)],
-        tmp_path,
-    )
-    (site,) = home.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     assert ended([fedsrv, "--version"], tmp_path).startswith("fedtide ")
     assert "quickstart.toml" in ended([fedsrv, "init", "quickstart"], tmp_path)
-    ended([python, "-c", RUN.format(home=str(home))], tmp_path)
-    check_quickstart(fedsrv, tmp_path)
+    ended([python, "-c", RUN.format(home=str(home), short=SHORT)], tmp_path)
+    again = json.loads((tmp_path / "again" / "summary.json").read_text())
+    sets = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
+    words = [fedsrv, "launch", "quickstart.toml", "--out", "run", *sets]
+    assert launched(words, tmp_path, "run")["state_sha256"] == again["state_sha256"]
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(1200)
+def test_the_first_launches_of_the_readme_end_as_it_says(home, tmp_path):
+    lines = re.findall(r"^fedsrv (launch .*)$", (ROOT / "README.md").read_text(), flags=re.M)[:2]
+    fedsrv = str(home / "bin" / "fedsrv")
+    personal, plain = (
+        launched([fedsrv, *shlex.split(line)], tmp_path, out)
+        for line, out in zip(lines, ("run", "fedavg"), strict=True)
+    )
+    assert personal["state_sha256"] != plain["state_sha256"]
+    assert personal["metrics"]["a_loc"] > 0.75 > 0.7 > plain["metrics"]["a_loc"]
+    assert plain["metrics"]["a_glo"] < 0.5
