@@ -34,6 +34,7 @@ ELSEWHERE = {
     "gpu": "tests/project/test_benchmarks_gpu.py",
     "leakage": "tests/project/test_attacks.py",
     "light": "tests/links/test_load.py",
+    "paired": "tests/project/test_paired_costs.py",
     "papers": "tests/project/test_papers.py",
     "privacy_audit": "tests/project/test_privacy_audit.py",
     "prototype_convergence": "tests/project/test_pictures_of_papers.py",
