@@ -37,6 +37,7 @@ ELSEWHERE = {
     "paired": "tests/project/test_paired_costs.py",
     "papers": "tests/project/test_papers.py",
     "privacy_audit": "tests/project/test_privacy_audit.py",
+    "pfllib": "tests/project/test_pfllib.py",
     "prototype_convergence": "tests/project/test_pictures_of_papers.py",
     "records": "tests/project/test_records.py",
     "serving": "fedplugins/serving/tests/test_serving.py",
