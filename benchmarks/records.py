@@ -15,7 +15,8 @@ seed and length, and the versions and commit of each run. A page holds tables be
 
 and what lies between them is never typed: a test renders it again and compares. ``choices``, in
 place of ``record``, is what a reader's choices move (:mod:`benchmarks.papers.views`), ``attacks``
-are the tables of a study of attacks (:mod:`benchmarks.attacks.page`), and ``deciding`` says what
+are the tables of a study of attacks (:mod:`benchmarks.attacks.page`), ``pfllib`` is the table of
+PFLlib's code beside ours (:mod:`benchmarks.pfllib.page`), and ``deciding`` says what
 would decide the open intervals of all studies (:mod:`benchmarks.deciding`). A study with
 curves or lengths has a picture, ``docs/results/STUDY.svg``, and one of change a plane
 (:mod:`benchmarks.plane`). What benchmarks measured has records of
@@ -37,6 +38,7 @@ from benchmarks.measure import parser_of
 from benchmarks.measured import page as measured_page
 from benchmarks.papers import lengths
 from benchmarks.papers.views import page as choices_page
+from benchmarks.pfllib.page import page as pfllib_page
 from fedmodels.errors import FedtideError
 from fedplugins.studies.fairness import fairness
 from fedplugins.studies.outcome import Outcome, outcome_of, read_record, to_json
@@ -50,7 +52,7 @@ STUDIES = ROOT / "benchmarks" / "studies"
 PAGES = ROOT / "docs" / "results"
 END = "<!-- end of record -->"
 MARKED = re.compile(
-    rf"(<!-- (?:record|choices|attacks|deciding): ([\w-]+) -->\n).*?({re.escape(END)}\n)",
+    rf"(<!-- (?:record|choices|attacks|deciding|pfllib): ([\w-]+) -->\n).*?({re.escape(END)}\n)",
     flags=re.DOTALL,
 )
 """The tables of a record, what the choices of its study's readers move, those of attacks, or what
@@ -131,6 +133,8 @@ def rendered(text: str) -> str:
             return "\n".join([mark[1], attacks_page(mark[2]), mark[3]])
         if mark[1].startswith("<!-- deciding"):
             return "\n".join([mark[1], deciding.page(mark[2]), mark[3]])
+        if mark[1].startswith("<!-- pfllib"):
+            return "\n".join([mark[1], pfllib_page(mark[2]), mark[3]])
         measured = measured_page(mark[2])
         if measured is not None:
             return "\n".join([mark[1], measured, mark[3]])
