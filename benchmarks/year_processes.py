@@ -56,7 +56,7 @@ from tests.integration.harness import (
     join_arguments,
     until,
 )
-from tests.runs import deciding
+from tests.runs import Killed, deciding
 
 RELAYED = range(5)
 """The sites behind the relay; the others join the coordinator."""
@@ -527,27 +527,37 @@ def growths_of(run: Path) -> list[dict[str, Any]]:
 # --- the run that nothing happens to --------------------------------------------------------------
 
 
-def wished(run: Path) -> list[tuple[int, str, dict[str, Any]]]:
-    """Return what was decided of a run: the interaction before which, the kind and the facts."""
-    found: list[tuple[int, str, dict[str, Any]]] = []
+@dataclass(frozen=True)
+class Decision:
+    """What an operator wished, and when it took effect."""
+
+    interaction: int
+    """The first one that it holds for."""
+    what: str
+    facts: Mapping[str, Any]
+    after_growth: bool = False
+    """Whether that one had begun: its coordinator was killed, and it began again."""
+
+
+def wished(run: Path) -> list[Decision]:
+    """Return what was decided of a run."""
+    found, grown = list[Decision](), set[int]()
     for growth in growths_of(run):
         at, forgets = growth["interaction"], growth.get("forgets", ())
-        found += [
-            (at, RETIRE, {"client": client, "forgets": client in forgets})
-            for client in growth.get("retired", ())
-        ]
-        found += [
-            (at, SET_ASIDE, {"client": client, "task": task})
+        told = [(RETIRE, {"client": c, "forgets": c in forgets}) for c in growth.get("retired", ())]
+        told += [
+            (SET_ASIDE, {"client": client, "task": task})
             for client, task, why in growth.get("set_aside", ()) if why == BY_HAND
         ]  # fmt: skip
+        found += [Decision(at, what, facts, at in grown) for what, facts in told]
+        grown |= {at} if growth["tasks"] else set()
     ledger = Ledger(run / "run.db", strict=False, new=False)
     try:
         excluded = ledger.fact("aside", list) or []
         wished_out = {one["client"] for one in ledger.decided(EXCLUDE)}
     finally:
         ledger.close()
-    found += [(at, EXCLUDE, {"client": c}) for c, at in excluded if c in wished_out]
-    return found
+    return found + [Decision(at, EXCLUDE, {"client": c}) for c, at in excluded if c in wished_out]
 
 
 def alone(sites: Sites, served: Path, waits: bool) -> None:
@@ -569,18 +579,30 @@ def alone(sites: Sites, served: Path, waits: bool) -> None:
                 sites.add(site, week)
                 sites.tasks[site] += 1
         try:
-            with deciding() as decide, suppress(RunPaused):
-
-                def before(order: Any, decide: Any = decide) -> None:
-                    for one in [d for d in decisions if d[0] == order.interaction + 1]:
-                        decisions.remove(one)
-                        decide(one[1], one[2])
-
-                at_rest = "close" if week == plan.weeks - 1 else "pause"
-                go_on(sites.given(waits), run, at_rest, before=before)
+            at_rest = "close" if week == plan.weeks - 1 else "pause"
+            while _dies(sites.given(waits), run, at_rest, decisions):
+                pass
         finally:
             InProcessCohort.starting_over = kept  # type: ignore[method-assign]
     assert not decisions, f"these came to nothing: {decisions}"
+
+
+def _dies(given: Any, run: Path, at_rest: Any, left: list[Decision]) -> bool:
+    """Go on with a run, and decide what is left of decisions; tell whether it died of one."""
+
+    def before(order: Any) -> None:
+        for one in [d for d in left if d.interaction - (not d.after_growth) == order.interaction]:
+            left.remove(one)
+            decide(one.what, one.facts)
+            if one.after_growth:
+                raise Killed
+
+    with deciding() as decide, suppress(RunPaused):
+        try:
+            go_on(given, run, at_rest, before=before)
+        except Killed:
+            return True
+    return False
 
 
 def lost_from(sites: Sites) -> int:
@@ -641,6 +663,7 @@ def row_of(name: str, place: Path, *, waits: bool = True) -> dict[str, Any]:
     logs = [*living.logs.glob("*.log"), served.parent / f"{served.name}-server.log"]
     wrong += [f"a traceback in {log}" for log in logs if "Traceback" in log.read_text()]
     short, aside = year.short_of(served, plan.rounds)
+    short = [one for one in short if one[0] != EXCLUDED]  # in the middle of a task
     wrong += [f"trained on too seldom: {short}"] if short else []
     shutil.rmtree(place / "alone", ignore_errors=True)
     undisturbed = Sites(plan, _made(place / "alone"))

@@ -311,7 +311,27 @@ def test_several_labels_and_quantiles_have_no_interval(tmp_path):
         run.learn()
         facts = run.personal_model(0).facts
         assert facts.calibrated_on >= 20
-        assert (facts.widths, facts.temperature) == ((), 1.0)
+        assert facts.widths == ()
+        assert (facts.temperature == 1.0) == (learned is not LABELS)
+
+
+def test_probabilities_of_labels_are_as_sure_as_the_validation_examples_say(tmp_path):
+    """Neither a surer nor a less sure answer has less loss there: each logit divided by one T."""
+    config = tables_of(
+        table(tmp_path / "a.csv", 0, count=200), LABELS, data={"validation_share": 0.4},
+        training={"local_epochs": 6, "lr": 0.2},
+    )  # fmt: skip
+    run = fedtide.open_run(config, out=tmp_path / "run")
+    run.learn()
+    model = run.personal_model(0)
+    x, y = (
+        part[-model.facts.calibrated_on :] for part in open_data(run.data, 0).arrays(0, "train")
+    )
+    says = model.predict(x).astype(np.float64)
+    logits = np.log(says / (1 - says))
+    losses = [float(np.mean(np.logaddexp(0, f * logits) - y * f * logits)) for f in (0.9, 1, 1.1)]
+    assert losses[1] == min(losses)
+    np.testing.assert_array_equal(says, model.answers(x)[0])
 
 
 # --- labels that come back ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ examples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -71,7 +71,8 @@ def calibrated_targets(
     if targets.columns.target and not targets.columns.quantiles:
         misses = (outputs - y).abs().sort(dim=0).values[math.ceil((len(y) + 1) * COVERED) - 1]
         widths = (misses.numpy() * targets.std).tolist()
-    return Calibration(1.0, len(y), means, reach, widths)
+    temperature = temperature_of_labels(outputs, y) if targets.columns.labels else 1.0
+    return Calibration(temperature, len(y), means, reach, widths)
 
 
 def calibrated(
@@ -125,16 +126,28 @@ def temperature_of(logits: Tensor, y: Tensor) -> float:
     Where each example is right, nothing tells how sure a model may be, and T is 1 at least.
     """
     true = logits.gather(1, y[:, None])[:, 0]
+    found = _flat(
+        lambda factor: ((logits * factor).softmax(1) * logits).sum(1).mean() - true.mean()
+    )
+    return max(found, 1.0) if bool((logits.argmax(1) == y).all()) else found
 
-    def slope(factor: float) -> float:
-        return float(((logits * factor).softmax(1) * logits).sum(1).mean() - true.mean())
 
+def temperature_of_labels(logits: Tensor, y: Tensor) -> float:
+    """Return the one temperature of all labels, as :func:`temperature_of`, of logits (n, K).
+
+    The loss is that of each label by itself; ``y`` (n, K) has 1 where an example has it.
+    """
+    best = _flat(lambda factor: ((torch.sigmoid(logits * factor) - y) * logits).mean())
+    return max(best, 1.0) if bool(((logits > 0) == (y > 0)).all()) else best
+
+
+def _flat(slope: Callable[[float], Tensor]) -> float:
+    """Return the temperature at whose inverse a slope that rises is 0."""
     low, high = math.log(1 / SHARPEST), math.log(SHARPEST)
     for _ in range(STEPS):
         middle = (low + high) / 2
-        low, high = (middle, high) if slope(math.exp(middle)) < 0 else (low, middle)
-    found = math.exp(-(low + high) / 2)
-    return max(found, 1.0) if bool((logits.argmax(1) == y).all()) else found
+        low, high = (middle, high) if float(slope(math.exp(middle))) < 0 else (low, middle)
+    return math.exp(-(low + high) / 2)
 
 
 def near_classes(z: Tensor, y: Tensor) -> tuple[Tensor, float]:

@@ -294,7 +294,7 @@ class TrainedModel(nn.Module):
     def _said(self, logits: Tensor) -> Tensor:
         """Return what logits (B, K) say: targets, or logits of the classes that stay."""
         if self.targets is not None:
-            return self.targets.answers(logits)
+            return self.targets.answers(logits / (self.facts.temperature or 1.0))
         if not self.facts.merged:
             return logits
         return as_one(logits, [(row, into) for row, into in self.facts.merged])[:, self._labels]

@@ -13,7 +13,12 @@ from torch import tensor
 import fedtide
 from fedmodels.errors import ArchiveError
 from fedmodels.nets import make_net
-from fedmodels.nets.calibration import calibrated, near_classes, temperature_of
+from fedmodels.nets.calibration import (
+    calibrated,
+    near_classes,
+    temperature_of,
+    temperature_of_labels,
+)
 from fedmodels.nets.trained import ModelFacts, TrainedModel, header_of
 
 
@@ -24,6 +29,16 @@ def test_a_temperature_makes_of_three_right_in_four_75_percent():
     sure = 10 * logits
     assert temperature_of(sure, tensor([0, 0, 0, 1])) == pytest.approx(20 / math.log(3))
     assert temperature_of(logits, tensor([0, 0, 0, 0])) == 1  # nothing says how sure it may be
+
+
+def test_one_temperature_makes_labels_as_often_right_as_they_say():
+    """Logits 2 and -2, each right in three of four: sigmoid(2 / T) = 3/4 at T = 2 / ln 3."""
+    one = tensor([[2.0]] * 4, dtype=torch.float64)
+    y = tensor([[1.0], [1.0], [1.0], [0.0]])
+    assert temperature_of_labels(one, y) == pytest.approx(2 / math.log(3))
+    both = torch.cat([one, -one], 1)
+    assert temperature_of_labels(both, torch.cat([y, 1 - y], 1)) == pytest.approx(2 / math.log(3))
+    assert temperature_of_labels(one, torch.ones(4, 1)) == 1  # nothing says how sure it may be
 
 
 def test_an_example_is_held_against_its_class_without_itself():
