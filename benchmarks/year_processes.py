@@ -24,7 +24,6 @@ import random
 import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -648,7 +647,7 @@ def row_of(name: str, place: Path, *, waits: bool = True) -> dict[str, Any]:
     Raises:
         SystemExit: a promise was broken.
     """
-    plan, began = PLANS[name], time.monotonic()
+    plan = PLANS[name]
     torch.set_num_threads(1)
     forks = ForkServer(_made(place) / "forks.log")
     living = Living(Sites(plan, _made(place / "served")), forks, waits)
@@ -658,7 +657,7 @@ def row_of(name: str, place: Path, *, waits: bool = True) -> dict[str, Any]:
     finally:
         living.end()
         forks.close()
-    took, served = time.monotonic() - began, living.out
+    served = living.out
     wrong = verified(served).wrong
     logs = [*living.logs.glob("*.log"), served.parent / f"{served.name}-server.log"]
     wrong += [f"a traceback in {log}" for log in logs if "Traceback" in log.read_text()]
@@ -683,7 +682,6 @@ def row_of(name: str, place: Path, *, waits: bool = True) -> dict[str, Any]:
         "a_loc": round(one["metrics"]["a_loc"], 4),
         "alone_a_loc": round(other["metrics"]["a_loc"], 4),
         "digest": one["state_sha256"][:8], "alone_digest": other["state_sha256"][:8],
-        "seconds": round(took),
     }  # fmt: skip
 
 
