@@ -139,12 +139,12 @@ def bfloat16_stays_within_the_net(case: Case) -> None:
 
 @check
 def metrics_are_fractions(case: Case) -> None:
-    """Every metric is finite, and a share unless it is the loss."""
+    """Every metric is finite, and a share unless it is the loss or a count."""
     summary, out = case.finished.summary, case.finished.out
     assert {"a_glo", "a_loc"} & summary["metrics"].keys()
     for key, value in summary["metrics"].items():
         assert math.isfinite(value), key
-        assert key == "loss" or -1 <= value <= 1, f"{key} = {value}"
+        assert key in ("loss", "models_kept") or -1 <= value <= 1, f"{key} = {value}"
     assert len((out / "rounds.jsonl").read_text("utf-8").splitlines()) == 2
 
 

@@ -60,7 +60,6 @@ SMALL: dict[str, dict[str, object]] = {
     "fedavg-replay": SMALL_GENERATORS,
     "pfedgraph-replay": SMALL_GENERATORS,
     "fedtgp": {"server_epochs": 4},
-    "feddrift": {"reading": {"begins": "one"}},  # else a model per client, and a count above 1
     "creff": {"match_steps": 5, "crt_epochs": 2},
     "mfcl": {**SMALL_MEMORY, "generator_steps": 5, "generator_batch": 16, "synthetic_batch": 8},
     "target": {
