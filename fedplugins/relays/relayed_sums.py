@@ -9,7 +9,7 @@ sums, and has their bounds; what is out of bounds is the relay's fault, not its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedmodels.tensors.differences import Measured
 from fedsrv.engine.cohort import Answers
@@ -32,6 +32,12 @@ class RelayedSums:
     """The sums of one trip, as the look at odd uploads asks for them."""
 
     sums: Sequence[RelayedSum]
+    judges_each: bool = True
+    """Whether single uploads may lie too far out; of those that come again the sums alone may."""
+
+    def again(self) -> RelayedSums:
+        """Return what judges the sums alone."""
+        return replace(self, judges_each=False)
 
     def far_out(self, results: Answers) -> dict[int, str]:
         """Return the clients whose uploads, or whose relay's sum, lie too far out, and why.
@@ -39,7 +45,7 @@ class RelayedSums:
         A sum with an upload that lies too far out by its relay's word says nothing of the others:
         they send theirs again, and their sum is judged then.
         """
-        found = far_out(results.measured())
+        found = far_out(results.measured()) if self.judges_each else {}
         for one in self.sums:
             word = f" (as its relay {one.relay} says)"
             found |= {client: found[client] + word for client in one.clients if client in found}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from fedmodels.config.experiment import Experiment
 from fedmodels.errors import ClientFailed, TooFewClients
@@ -209,6 +209,10 @@ class AddedUp(Protocol):
 
     def far_out(self, results: Answers) -> dict[int, str]:
         """Return the clients whose uploads, or whose sum, lie too far out, and why."""
+        ...
+
+    def again(self) -> Self:
+        """Return what judges sums alone: single uploads are judged once, as without a relay."""
         ...
 
     def stand_out(

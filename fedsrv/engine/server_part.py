@@ -368,8 +368,11 @@ class WholeCohort(Exchange):
                 break
             orders = {client: trip.orders[client] for client in left}
             without = replace(trip, orders=orders, until=AllOf(at.plan.needed_uploads(left)))
-            # clients bring what they sent again, and a relay may say something else of it
+            # clients bring what they sent again; what was added up may be something else now
             results = parts.cohort.send_and_receive(without).after(results)
+            if results.added is None:
+                break
+            results.added = results.added.again()
         return results
 
 

@@ -66,7 +66,8 @@ class Resending:
 
     experiment = SimpleNamespace(server=SimpleNamespace(min_clients=None))
 
-    def __init__(self, *outs):
+    def __init__(self, *outs, added=None):
+        self.added = added
         self.cohort, self.outs, self.asked, self.gone = self, [*outs], [], []
 
     def training(self, *given):
@@ -75,7 +76,7 @@ class Resending:
     def send_and_receive(self, trip):
         self.asked.append([*trip.orders])
         found = {c: Answer(Bundle(), rpc.Report()) for c in trip.orders}
-        return Answers(found, {}, mean={})
+        return Answers(found, {}, mean={}, added=self.added)
 
     def judged(self, at, results):
         return self.outs.pop(0)
@@ -86,15 +87,29 @@ class Resending:
             results.set_aside(client, why)
 
 
-def test_what_comes_again_is_judged_again():
-    """A relay called one upload odd, and its second sum was taken unseen."""
-    parts = Resending({3: "odd"}, {2: "odd now"}, {})
+def trained(parts):
     ctx, plan = SimpleNamespace(cohort=range(4), round=0), SimpleNamespace()
     plan.is_scored, plan.needed_uploads = bool, len
     at = SimpleNamespace(ctx=ctx, plan=plan, step=None)
-    results = WholeCohort.train(SimpleNamespace(parts=parts), at, None)
+    return WholeCohort.train(SimpleNamespace(parts=parts), at, None)
+
+
+def test_what_comes_again_is_judged_again():
+    """A relay called one upload odd, and its second sum was taken unseen."""
+    parts = Resending({3: "odd"}, {2: "odd now"}, {}, added=RelayedSums(()))
+    results = trained(parts)
     assert parts.asked == [[0, 1, 2, 3], [0, 1, 2], [0, 1]]
     assert (parts.gone, [*results.by_client]) == ([3, 2], [0, 1])
+
+
+def test_uploads_are_judged_once_with_and_without_a_relay():
+    """Without memory for all uploads their mean comes alone, and the run is the same as with it."""
+    parts = Resending({3: "odd"}, {2: "odd now"})
+    trained(parts)
+    assert parts.asked == [[0, 1, 2, 3], [0, 1, 2]]
+    found = answers(WHOLE, {0: 1000.0, 1: 1.0}, measured(1.0))
+    assert [*far_out(found)] == [0]
+    assert found.added.again().far_out(found) == {}
 
 
 def test_what_a_relay_says_of_an_upload_is_told_as_its_word():
