@@ -35,9 +35,14 @@ LONGEST = 64
 def kept(modules: Sequence[str]) -> Iterator[None]:
     """Have programs that this process starts meanwhile begin as forks; those left end with it.
 
+    On Linux alone: elsewhere each program is an interpreter of its own.
+
     Args:
         modules: what they import.
     """
+    if sys.platform != "linux":
+        yield
+        return
     processes.warm = warm = Warm(modules)
     try:
         yield

@@ -12,7 +12,9 @@ import pytest
 from rich.console import Console
 
 from fedmodels.errors import DataError, RunFailed
+from fedmodels.host import processes
 from fedmodels.host.processes import Child, ProcessLine, next_said, started
+from fedmodels.host.warm import kept
 from fedmodels.methods.fedavg import FedAvg
 from fedmodels.own.own_code import own
 from fedsrv.coordinator import _run_to_the_end
@@ -366,3 +368,10 @@ def test_a_client_that_was_set_out_is_not_started_again_until_the_run_goes_back(
     assert run.hosts.clients == ["1"], "once, by the note"
     assert run.restarts == {}
     assert said.getvalue().count("client-1: client 1 takes no part any more") == 2
+
+
+def test_elsewhere_than_on_linux_nothing_is_kept_warm(monkeypatch):
+    monkeypatch.setattr("fedmodels.host.warm.sys.platform", "darwin")
+    monkeypatch.delattr("os.fork")
+    with kept(["torch"]):
+        assert processes.warm is None
