@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedcli.data.own.new_inputs import NewInputs, given
+from fedcli.predicting.predicted_targets import TargetPredictions
 from fedcli.predicting.prediction import Predictions, predicted
 from fedmodels.console.printable import printable
 from fedmodels.errors import DataError
@@ -85,7 +86,8 @@ def _outputs(model: TrainedModel) -> dict[str, tuple[str, list[int]]]:
     """Return the kind of each tensor of an answer, and its shape without that of inputs."""
     size = len(model.class_names)
     if model.targets is not None:
-        return {"values": ("FP32", [size])}
+        ends = {"intervals": ("FP32", [size, 2])} if model.facts.widths else {}
+        return {"values": ("FP32", [size]), **ends}
     return {"probabilities": ("FP32", [size]), "class": ("BYTES", [])}
 
 
@@ -126,16 +128,26 @@ def inferred(
         about["id"] = known_as
     outputs, sent = list[dict[str, Any]](), list[bytes]()
     for output, (kind, shape) in wanted.items():
-        named = [found.classes[k] for k in found.shares.argmax(1)] if output == "class" else None
+        values = _values_of(output, found)
         sizes = [len(found.shares), *shape]
         told: dict[str, Any] = {"name": output, "datatype": kind, "shape": sizes}
         if output in as_bytes:
-            sent.append(_bytes_of(found.shares if named is None else named))
+            sent.append(_bytes_of(values))
             told["parameters"] = {"binary_data_size": len(sent[-1])}
         else:
-            told["data"] = found.shares.ravel().tolist() if named is None else named
+            told["data"] = values.ravel().tolist() if isinstance(values, np.ndarray) else values
         outputs.append(told)
     return Inferred(found, {**about, "outputs": outputs}, b"".join(sent))
+
+
+def _values_of(output: str, found: Predictions) -> NDArray[Any] | list[str]:
+    """Return an output of all inputs: numbers (n, *its shape), or the names of classes."""
+    if output == "class":
+        return [found.classes[k] for k in found.shares.argmax(1)]
+    if output == "intervals" and isinstance(found, TargetPredictions):
+        widths = np.asarray(found.widths, found.shares.dtype)
+        return np.stack([found.shares - widths, found.shares + widths], 2)
+    return found.shares
 
 
 def _apart(body: bytes, json_bytes: str | None) -> tuple[bytes, bytes | None]:

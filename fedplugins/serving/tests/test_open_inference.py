@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from fedcli.predicting.live_model import LiveModel
+from fedcli.predicting.predicted_targets import TargetPredictions
 from fedcli.runtime.deployed import Deployed
 from fedplugins.serving.figures import Figures
+from fedplugins.serving.inference_stats import Tally
 from fedplugins.serving.model_server import ModelServer
-from fedplugins.serving.open_inference import metadata
+from fedplugins.serving.open_inference import inferred, metadata
 from fedplugins.serving.tests.test_serving import facts, put_live, typed
 
 ROUND = 'fedtide_live_model_round{model="client-3"} '
@@ -98,6 +101,23 @@ def test_what_the_protocol_tells_of_servers_and_models(served):
     of_targets = SimpleNamespace(facts=facts(), class_names=["glucose"], targets=object())
     told = metadata("it", of_targets)  # type: ignore[arg-type]
     assert told["outputs"] == [{"name": "values", "datatype": "FP32", "shape": [-1, 1]}]
+
+
+def test_numbers_come_with_their_intervals(monkeypatch):
+    """Of two numbers that miss by 0.5 and by 2 in nine of ten examples."""
+    known = replace(facts(), widths=(0.5, 2.0))
+    model = SimpleNamespace(facts=known, class_names=["glucose", "pulse"], targets=object())
+    shape = {"name": "intervals", "datatype": "FP32", "shape": [-1, 2, 2]}
+    assert metadata("it", model)["outputs"][1] == shape  # type: ignore[arg-type]
+    found = TargetPredictions(
+        SimpleNamespace(x=np.zeros((1, 2))), model.class_names,  # type: ignore[arg-type]
+        np.array([[1.0, 60.0]], np.float32), None, widths=known.widths,
+    )  # fmt: skip
+    monkeypatch.setattr("fedplugins.serving.open_inference.predicted", lambda *given: found)
+    asked = json.dumps({"inputs": [tensor([[1.0, 0.0]], (1, 2))]}).encode()
+    values, ends = inferred("it", model, asked, None, Tally()).told["outputs"]  # type: ignore[arg-type]
+    assert (values["data"], ends["shape"]) == ([1.0, 60.0], [1, 2, 2])
+    assert ends["data"] == [0.5, 1.5, 58.0, 62.0]
 
 
 REFUSED: list[tuple[Any, str]] = [
