@@ -149,3 +149,18 @@ def test_deployed_commands_are_found():
     assert len([1 for page, _ in SHOWN if page == "fedsrv.service"]) == 1
     assert len([1 for page, _ in SHOWN if page == "coordinator.yaml"]) == 2
     assert len([1 for page, _ in SHOWN if page == "sites.yaml"]) == 1
+
+
+def test_the_picture_of_the_readme_shows_its_quickstart_and_one_digest():
+    """``docs/site/kill_picture.py`` draws it from a real run."""
+    picture = (ROOT / "docs" / "img" / "kill.svg").read_text()
+    texts = re.findall(r"<text[^>]*>(.*?)</text>", picture)
+    digests = [text for text in texts if text.startswith("state digest: ")]
+    assert len(digests) == 2
+    assert len({*digests}) == 1
+    readme = (ROOT / "README.md").read_text()
+    assert "fedsrv launch quickstart --out run\n" in readme
+    assert "$ fedsrv launch quickstart --out run --resume" in texts
+    ends = {text for text in texts if text.startswith("the run has finished")}
+    (reached,) = (re.findall(r"a_loc ([\d.]+) %", text)[0] for text in ends)
+    assert f"| **{float(reached):.0f} %** |" in readme
