@@ -48,6 +48,9 @@ def test_tests_run_on_every_python_that_is_named():
     tried = set(jobs["tests"]["strategy"]["matrix"]["python"])
     named = [c.rpartition(" ")[2] for c in PROJECT["classifiers"] if "Python :: 3." in c]
     assert set(named) <= tried
+    badges = re.findall(r"badge/([\w.-]+)-blue", (ROOT / "README.md").read_text())
+    license_of = PROJECT["license"].replace("-", "--")
+    assert badges == [f"python-{named[0]}_to_{named[-1]}", f"license-{license_of}"]
     assert f">={min(named, key=lambda v: int(v.partition('.')[2]))}" == PROJECT["requires-python"]
 
 
