@@ -212,7 +212,7 @@ class AddedUp(Protocol):
         ...
 
     def again(self) -> Self:
-        """Return what judges sums alone: single uploads are judged once, as without a relay."""
+        """Return what judges sums alone: single uploads are judged once."""
         ...
 
     def stand_out(

@@ -55,7 +55,7 @@ def test_outside_of_tests_nothing_is_checked(monkeypatch):
 
 
 def test_processes_that_tests_start_check_as_tests_do():
-    code = "from fedmodels import guarded; print(guarded.checked)"
+    code = "from fedmodels.host import guarded; print(guarded.checked)"
     for more, said in (({}, "True"), ({guarded.VARIABLE: ""}, "False")):
         done = subprocess.run(
             [sys.executable, "-c", code], env=environment(**more), capture_output=True, text=True

@@ -29,7 +29,7 @@ NAMED: dict[str, tuple[str, str, str]] = {
         fedmodels/console/help_panels.py fedmodels/plugins.py
         fedmodels/numerics/metric_tables.py fedmodels/host/staying.py fedmodels/times.py
         fedsrv/commands/audit.py fedsrv/commands/certs.py
-        fedsrv/engine/server_part.py fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
+        fedsrv/parts/odd_uploads.py fedsrv/transport/service.py
         """,
     ),
     "secure sums": (
