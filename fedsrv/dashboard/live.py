@@ -30,7 +30,14 @@ from fedmodels.host.http_server import POLICY, PageServer, Response
 from fedmodels.numerics.metric_tables import metric
 from fedmodels.times import FRESH_S, LAST_LOOK_S, WATCHED_S
 from fedsrv.progress.events import Ending, Event, EventLog, Hear
-from fedsrv.progress.run_status import SHOWN, RunStatus, by_number, last_place, place_text
+from fedsrv.progress.run_status import (
+    SHOWN,
+    RunStatus,
+    by_number,
+    last_place,
+    means_text,
+    place_text,
+)
 from fedsrv.report import quantities as q
 from fedsrv.report.comparison import one_column
 from fedsrv.report.frame import group_runs
@@ -47,6 +54,7 @@ from fedsrv.report.panels import (
 from fedsrv.report.quantities import view_name
 from fedsrv.report.sites import sites_table
 from fedsrv.report.table import Name, Table
+from fedsrv.state.record import change_text
 from fedsrv.state.run_record import RunRecord, read_run
 
 log = logging.getLogger(__name__)
@@ -133,6 +141,7 @@ class LivePage:
                 clients=table,
                 told=told,
                 metrics=one_column(run),
+                over=over_text(run),
             )
 
     def await_last_look(self, within_s: float) -> None:
@@ -167,6 +176,14 @@ class LivePage:
             self._sizes = sizes
         took = time.monotonic() - now
         self._next = now + max(FRESH_S, took / SHARE)
+
+
+def over_text(run: RunRecord) -> str:
+    """Return over how many clients the last means are, and since when over others; empty before."""
+    means = run.means
+    changed = change_text(*run.population[-1]) if run.population else ""
+    scored = means.get("a_loc") or max(means.values(), default=0)
+    return means_text({"scored": scored, "means": means, "changed": changed}).strip(" ()")
 
 
 def charts_of(run: RunRecord) -> Iterator[Chart]:

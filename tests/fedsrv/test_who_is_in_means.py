@@ -8,6 +8,7 @@ import pytest
 
 from fedcli.data.store.growing import add_task
 from fedsrv.coordinator import write_facts
+from fedsrv.dashboard.live import LivePage
 from fedsrv.parts.stages import RunPaused
 from fedsrv.progress.event_lines import EventFormatter
 from fedsrv.progress.events import Event
@@ -77,6 +78,7 @@ def test_the_summary_and_the_report_say_it_too(shrunk):
     assert f"the mean is over other clients than before {SINCE}. " in said
     assert "it is over 2 clients now" in said
     assert "round 2: the mean is over other clients" in page(groups)
+    assert f"<p>mean over 2 clients, a_sel over 1; {SINCE}</p>" in LivePage(run).html()
 
 
 def test_each_accuracy_has_the_clients_of_its_own_view():
