@@ -49,41 +49,45 @@ if TYPE_CHECKING:
     from fedmodels.tensors.bundle import ClientId
 
 
-app = program("A client of a federated run, and the data it needs.")
+app = program("Join a federated run as a client, and prepare the data for it.")
 for further in usable("fedcli.commands"):
     app.add_typer(further)
 
 ClientIds = Annotated[
-    str, typer.Option(help="An id, a range such as 0-24 or 0-24:2, or evaluator.")
+    str,
+    typer.Option(help="A client id, a range such as 0-24 or 0-24:2 (every second), or evaluator."),
 ]
 Server = Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")]
 DataRoot = Annotated[
     Path,
     typer.Option(
-        help="A client's own recordings or photos, cut as the run wants them; or a partition root, "
-        "of which DIR/<id> is opened and nothing else."
+        help="The client's own recordings or photos, preprocessed as the run asks; or a "
+        "partition, of which only DIR/<id> is opened."
     ),
 ]
 StateDir = Annotated[
-    Path, typer.Option(help="Where private states and the session are kept, by id.")
+    Path, typer.Option(help="Directory of private states and the session, by client id.")
 ]
 GiveUpAfter = Annotated[
-    float | None, typer.Option(min=0, help="Seconds without the server; by default never.")
+    float | None,
+    typer.Option(
+        min=0, help="Give up after this many seconds without the server; by default never."
+    ),
 ]
 StartOver = Annotated[
     bool,
     typer.Option(
         "--start-over",
-        help="Go on from the initial private state where the run cannot go back to a lost one.",
+        help="Continue from the initial private state if the run cannot go back to a lost one.",
     ),
 ]
 OwnCode = Annotated[
     list[Path] | None,
-    typer.Option(help="A custom method's file, method.py, that the run's config may name."),
+    typer.Option(help="A file of the run's own method or net, such as method.py."),
 ]
 OwnWeights = Annotated[
     list[Path] | None,
-    typer.Option(help="A copy of the file of weights that the run's config may begin with."),
+    typer.Option(help="A copy of the weights file that the run's config may start from."),
 ]
 Authority = Annotated[Path | None, typer.Option(help="Authority of the server.")]
 Certificate = Annotated[Path | None, typer.Option(help="This client's certificate.")]
@@ -92,7 +96,7 @@ Deploys = Annotated[
     bool,
     typer.Option(
         "--deploy",
-        help="Keep a model live while it trains, also where the run's config has no table for it: "
+        help="Deploy a model during training, even if the config has no table deploy: "
         "STATE_DIR/<id>/model/current.safetensors.",
     ),
 ]
@@ -100,91 +104,90 @@ WatchedForTasks = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="A folder in which each file or folder that is complete becomes a task of an open "
-        "run; of several clients, DIR/<id>.",
+        help="Add each complete file or folder in this folder as a task of an open run; with "
+        "several clients, in DIR/<id>.",
     ),
 ]
 DataOfTasks = Annotated[
     Path | None,
     typer.Option(
-        help="The directory above the client's own; by default what was cut of its own files "
-        "in the state directory."
+        help="The parent of the client's directory; by default the state directory, with what "
+        "join made of the client's own files."
     ),
 ]
 ShowUploads = Annotated[
     str | None,
     typer.Option(
         metavar="DIR",
-        help="Write each message into DIR before it is sent, a line for each field; - prints it.",
+        help="Write each message to DIR before it is sent, one line per field; - prints it.",
     ),
 ]
 ShowTensors = Annotated[
     bool,
-    typer.Option(
-        "--show-tensors", help="Write the tensors of the last 20 uploads into DIR as well."
-    ),
+    typer.Option("--show-tensors", help="Also write the tensors of the last 20 uploads to DIR."),
 ]
 Announce = Annotated[
     str,
     typer.Option(
         metavar="exact|rounded|none",
-        help="How exactly to tell how many examples of each class there are, where the run takes "
-        "less: up to a power of two, or a task's sum alone.",
+        help="How precisely to announce the number of examples per class, if the run accepts "
+        "less: rounded up to a power of two, or only the sum per task.",
     ),
 ]
 RequirePrivacy = Annotated[
     str | None,
     typer.Option(
         metavar="level=…,epsilon=…,delta=…",
-        help="Take part only in a run that hides examples or clients, and train only while all "
-        "runs together keep within epsilon; also clip=, min-cohort=, where=server, colluders=.",
+        help="Join only runs with differential privacy, and train only while all runs together "
+        "stay within epsilon; also clip=, min-cohort=, where=server, colluders=.",
     ),
 ]
 SiteLedger = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="What this site has spent in all runs, with --require-privacy or --scores; by default "
-        "fedtide-privacy.db beside the state directory.",
+        help="The site's privacy ledger over all runs, for --require-privacy and --scores; by "
+        "default fedtide-privacy.db next to the state directory.",
     ),
 ]
 Ask = Annotated[
     bool,
-    typer.Option("--ask", help="Send what tells of data, and what was learnt, after a yes alone."),
+    typer.Option(
+        "--ask", help="Ask before sending descriptions of the data or anything learned from them."
+    ),
 ]
 Revoked = Annotated[
-    Path | None, typer.Option(help="Certificates that are revoked: no such server is joined.")
+    Path | None, typer.Option(help="Certificate revocation list; revoked servers are rejected.")
 ]
 MinCohort = Annotated[
     int,
     typer.Option(
         min=0,
         metavar="N",
-        help="Take part in secure sums alone, and of clients with N certificates or more, this one "
-        "among them.",
+        help="Participate only in secure sums over at least N certificates, including this "
+        "client's.",
     ),
 ]
 ChangingCohorts = Annotated[
     bool,
     typer.Option(
         "--changing-cohorts",
-        help="Take secure sums whose clients change from round to round as well: they hide a "
-        "single round's upload and nothing more.",
+        help="Also accept secure sums whose clients change from round to round, which only hide "
+        "the uploads of a single round.",
     ),
 ]
 SiteRecipe = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
-        help="How the site's files say what the run asks for; by default site.toml beside them.",
+        help="The site mapping: columns, units and spellings of the site's files; by default "
+        "site.toml next to them.",
     ),
 ]
 AllowedMethods = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-method",
-        metavar="NAME",
-        help="Take part only in a run of this method; may be given several times.",
+        "--allow-method", metavar="NAME", help="Join only runs of this method; may be repeated."
     ),
 ]
 AllowedColumns = Annotated[
@@ -192,9 +195,9 @@ AllowedColumns = Annotated[
     typer.Option(
         "--allow-column",
         metavar="NAME",
-        help="Take part only in a run that reads no other column of the site's tables; as label, "
-        "target, labels, task or client only one allowed for it, as in diagnosis:label. May be "
-        "given several times.",
+        help="Join only runs that read no other column; a column whose values leave as label, "
+        "target, labels, task or client needs that role, as in diagnosis:label. May be "
+        "repeated.",
     ),
 ]
 Told = Annotated[
@@ -202,17 +205,16 @@ Told = Annotated[
     typer.Option(
         "--tell",
         metavar="WHAT",
-        help="With --require-privacy, what may leave although no noise covers it: loss, timing, "
-        "metrics, moments, labels, text, failure, bare, or a key of an upload; may be given more "
-        "than once.",
+        help="With --require-privacy: what may leave without noise: loss, timing, metrics, "
+        "moments, labels, text, failure, bare, or a key of an upload; may be repeated.",
     ),
 ]
 Scores = Annotated[
     str | None,
     typer.Option(
         metavar="none|N",
-        help="How many models are scored here on test examples, over all runs; with "
-        "--require-privacy none, unless this allows it.",
+        help="How many models may be scored on the site's test examples, over all runs; with "
+        "--require-privacy, none by default.",
     ),
 ]
 RulesOf = Annotated[
@@ -228,24 +230,22 @@ Stays = Annotated[
     bool,
     typer.Option(
         "--stay",
-        help="Take part in one run after the other at the server's address, each with states in "
+        help="Stay, and join each run that the server's address serves, with states in "
         "STATE_DIR/<run>.",
     ),
 ]
 AtOnce = Annotated[
-    int,
-    typer.Option(min=1, max=16, help="With --stay: in how many runs to take part side by side."),
+    int, typer.Option(min=1, max=16, help="With --stay: how many runs to join at once.")
 ]
 SeenRun = Annotated[str, typer.Option("--run-id", hidden=True)]
 """The run that a site which stays has seen, and no other."""
 DryRun = Annotated[
     bool,
     typer.Option(
-        "--dry-run",
-        help="Read the files as the run wants them, say what would be learned, and join nothing.",
+        "--dry-run", help="Preprocess the files as the run asks, show the result, and do not join."
     ),
 ]
-Check = Annotated[bool, typer.Option(help="Warn about data that look like a mistake.")]
+Check = Annotated[bool, typer.Option(help="Warn about data that look wrong.")]
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -393,25 +393,26 @@ def print_rules(
     tell: Told = None,
     scores: Scores = None,
 ) -> None:
-    """Say on which conditions a site takes part in runs, as fedcli join reads its options."""
+    """Show the conditions under which a site joins runs."""
     for line in _rules(context).lines():
         typer.echo(line)
 
 
 @app.command()
 def enrol(
-    server: Annotated[str, typer.Option(help="HOST:PORT of the authority's service.")],
+    server: Annotated[str, typer.Option(help="HOST:PORT of fedsrv certs serve.")],
     token_file: Annotated[
         str,
         typer.Option(
             metavar="FILE",
-            help="Where the word is that fedsrv certs invite printed; by default FEDCLI_ENROL_TOKEN"
-            ", or standard input. Other users of the machine see options.",
+            help="File with the token that fedsrv certs invite printed; by default "
+            "FEDCLI_ENROL_TOKEN or standard input, because other users of the machine can "
+            "see options.",
         ),
     ] = "-",
     directory: Annotated[Path, typer.Option("--dir", help="Where the files go.")] = Path("certs"),
 ) -> None:
-    """Get a certificate by an invitation, for a key that is made here and never leaves."""
+    """Get a certificate with an invitation; the key is created here and never leaves."""
     from fedcli.runtime.certificate_request import enrol as get
     from fedcli.runtime.certificate_request import given_token
     from fedmodels.config.places import check_address
@@ -426,8 +427,8 @@ def add_new_task(
     source: Annotated[
         Path,
         typer.Argument(
-            help="A folder with train/ and test/ of class folders, or with arrays; or recordings "
-            "or photos such as the client joined with."
+            help="A folder with train/ and test/ (class folders or arrays), or recordings or "
+            "photos like the client's first ones."
         ),
     ],
     client_id: Annotated[int, typer.Option(min=0, help="Whose task it is.")],
@@ -435,22 +436,21 @@ def add_new_task(
     state_dir: StateDir = Path("fedtide-state"),
     server: Annotated[
         str | None,
-        typer.Option(help="HOST:PORT of the coordinator, which says how files are cut."),
+        typer.Option(help="HOST:PORT of the coordinator, which knows how to preprocess files."),
     ] = None,
     repeats: Annotated[
         str | None,
         typer.Option(
             metavar="skip|refuse|keep",
-            help="What becomes of examples that earlier tasks have; by default as the config "
-            "says, else they are left out.",
+            help="What to do with examples of earlier tasks; by default as in the config.",
         ),
     ] = None,
     unusual: Annotated[
         str | None,
         typer.Option(
             metavar="tell|set-aside",
-            help="What becomes of a task that is not like the client's earlier ones; by default "
-            "as the config says, else a line says so.",
+            help="What to do with a task unlike the earlier ones; by default as in the config, "
+            "else report it.",
         ),
     ] = None,
     recipe: SiteRecipe = None,
@@ -462,7 +462,7 @@ def add_new_task(
     tls_key: Key = None,
     tls_crl: Revoked = None,
 ) -> None:
-    """Add a task to a client's data, also while its run goes on: an open run goes on to it.
+    """Add a task to a client's data, also during an open run, which then trains on it.
 
     With --allow-column, or --rules with allow_column, no other column is read, whatever the run's
     config says; with require_privacy in --rules, no config sets a task aside by its inputs. The
@@ -512,13 +512,13 @@ def add_new_task(
 
 @app.command("drop-task")
 def drop_one_task(
-    task: Annotated[int, typer.Argument(min=0, help="Which of its tasks, from 0.")],
+    task: Annotated[int, typer.Argument(min=0, help="The number of the task, from 0.")],
     client_id: Annotated[int, typer.Option(min=0, help="Whose task it is.")],
     data: DataOfTasks = None,
     state_dir: StateDir = Path("fedtide-state"),
-    why: Annotated[str, typer.Option(help="What the coordinator's log says of it.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, for the coordinator's log.")] = "",
 ) -> None:
-    """Set a task of a client's data aside for good: an open run goes on without it.
+    """Set a task of a client's data aside permanently; an open run continues without it.
 
     Works before and after the task was announced, and while the client is away. What the run has
     learned from it stays in the model.
@@ -541,7 +541,7 @@ def recover_data(
     tls_key: Key = None,
     tls_crl: Revoked = None,
 ) -> None:
-    """Bring a client's data in order with its open run, after they came back from a backup.
+    """Reconcile a client's data with its open run after they were restored from a backup.
 
     Stop the client first. Tasks that the run knows and the site lost are set aside, tasks that are
     new get numbers behind them, and the directory as it was stays beside.
@@ -555,7 +555,9 @@ def recover_data(
     with closing(_link_to(server, (tls_ca, tls_cert, tls_key), tls_crl, state_dir)) as link:
         reply = link.prepare(client_id, has_cut=True, wants_known=True)
     if not reply.HasField("known"):
-        raise ConfigError(f"{server} does not tell what it knows of data: update fedsrv there")
+        raise ConfigError(
+            f"{server} cannot report what it knows about the data: update fedsrv there"
+        )
     known = parsed(client_json_of(reply.known), f"{server}: its client {client_id}", ClientFile)
     typer.echo(f"client {client_id}: {recover_tasks(root, client_id, known)}")
 
@@ -587,8 +589,8 @@ def _root_of(client: int, data: Path | None, state_dir: Path) -> Path:
     root = data or cut_before(state_dir / "own-data", client)
     if root is None:
         raise ConfigError(
-            f"{state_dir / 'own-data'} holds no data of client {client}: name the directory "
-            "above its own by --data"
+            f"{state_dir / 'own-data'} has no data of client {client}: pass the parent of its "
+            "directory with --data"
         )
     return root
 
@@ -624,21 +626,21 @@ def _device(text: str) -> torch.device:
 @app.command()
 def partition(
     config: Config,
-    out: Annotated[Path, typer.Option(help="The clients' data go here.")],
+    out: Annotated[Path, typer.Option(help="Directory for the clients' data.")],
     sets: Sets = None,
     layout: Annotated[
         str | None,
         typer.Option(
-            help="directories: one per client; store: a few files for all clients, which more "
-            "than 200 get unless this is given."
+            help="directories: one per client; store: a few files for all clients, the default "
+            "above 200 clients."
         ),
     ] = None,
     picture: Annotated[
-        bool, typer.Option(help="Draw who holds what into OUT/partition.svg as well.")
+        bool, typer.Option(help="Also draw the partition, as OUT/partition.svg.")
     ] = True,
     strict: Strict = False,
 ) -> None:
-    """Deal a data set out to clients, and show who holds what."""
+    """Partition a data set among clients, and show the result."""
     from fedcli.data.store.commands import run_partition
     from fedcli.data.store.partition_writer import Layout
     from fedmodels.config.origin import data_and_scenario
@@ -665,31 +667,31 @@ def partition(
 
 @app.command("export-partition")
 def export(
-    root: Annotated[Path, typer.Argument(metavar="DIR", help="A partition with a store.")],
-    out: Annotated[Path, typer.Option(help="One directory per client goes here.")],
+    root: Annotated[Path, typer.Argument(metavar="DIR", help="A partition that is a store.")],
+    out: Annotated[Path, typer.Option(help="Where to write one directory per client.")],
     client_id: Annotated[
         str | None, typer.Option(help="An id or a range such as 0-24; by default all clients.")
     ] = None,
 ) -> None:
-    """Write clients of a store as directories, each of which can be carried to its machine."""
+    """Export clients of a store as directories, for example to move each to its machine."""
     from fedcli.data.store.commands import export_partition
 
     clients = clients_of(client_id) if client_id else None
     count = export_partition(root, out, clients)
-    typer.echo(f"{count} client directories written to {out}")
+    typer.echo(f"wrote {count} client directories to {out}")
 
 
 @app.command()
 def pretrain(
     config: Annotated[Path, typer.Argument(help="The experiment whose net is trained.")],
-    out: Annotated[Path, typer.Option(help="The file of weights, for net.weights.")],
+    out: Annotated[Path, typer.Option(help="The weights file to write, for net.weights.")],
     data: Annotated[
         list[str] | None, typer.Option(help="Data sets to pool; by default that of the config.")
     ] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the pooled windows.")] = 200,
     batch_size: Annotated[int, typer.Option(min=1, help="Windows of one step.")] = 128,
     lr: Annotated[float, typer.Option(min=1e-9, max=1.0, help="Learning rate of Adam.")] = 3e-4,
-    mask: Annotated[float, typer.Option(help="Share of the tokens that are hidden.")] = 0.6,
+    mask: Annotated[float, typer.Option(help="Share of tokens that are masked.")] = 0.6,
     device: Device = "auto",
     sets: Sets = None,
 ) -> None:
@@ -718,13 +720,18 @@ def predict(
     recipe: RecipeOfNew = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="A CSV with all probabilities; predictions.csv for what may be many."),
+        typer.Option(
+            help="A CSV file for all probabilities; by default predictions.csv for "
+            "tables and folders."
+        ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Number of classes to name.")] = 3,
-    as_json: Annotated[bool, typer.Option("--json", help="One object for each input.")] = False,
+    top: Annotated[int, typer.Option(min=1, help="Number of classes to print.")] = 3,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per input.")
+    ] = False,
     keep: Annotated[
         list[str] | None,
-        typer.Option(metavar="COLUMN", help="A column of tables that passes through, as an id."),
+        typer.Option(metavar="COLUMN", help="A column to copy to the output, such as an id."),
     ] = None,
     unknown: Annotated[
         float,
@@ -732,20 +739,20 @@ def predict(
             min=0,
             max=1,
             metavar="SHARE",
-            help="Call an input unknown whose most probable class has less, or which is far from "
-            "the training data.",
+            help="Answer unknown if the most probable class has a lower probability, or the "
+            "input is far from the training data.",
         ),
     ] = 0.0,
     watch: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Answer each new file of a folder by a CSV beside it, with the model that is live "
-            "then, until Ctrl-C.",
+            help="Predict on each new file of a folder with the currently deployed model, into "
+            "a CSV next to it, until Ctrl-C.",
         ),
     ] = None,
 ) -> None:
-    """Say what a trained model sees in new files: classes with probabilities, or targets."""
+    """Predict classes with probabilities, or targets, for new files."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     if watch is not None:
         if inputs or out or as_json or keep or unknown:
@@ -757,7 +764,7 @@ def predict(
         for line in WatchedFolder(watch, live_model(run, client, model, recipe)).watch():
             typer.echo(line)
     if not inputs:
-        raise ConfigError("name photos, recordings, directories or .npy files, or --watch DIR")
+        raise ConfigError("pass photos, recordings, directories or .npy files, or --watch DIR")
     from fedcli.data.own.new_inputs import read_by
     from fedcli.predicting.prediction import are_many, personal_file, predictions, write_csv
     from fedmodels.nets.trained import TrainedModel
@@ -788,7 +795,7 @@ def predict(
         typer.echo(f"written to {out}")
     if lost:
         files = "1 file has" if len(lost) == 1 else f"{len(lost)} files have"
-        typer.echo(f"{files} no answer, and the others have one: {lost[0]}", err=True)
+        typer.echo(f"{files} no prediction, unlike the others: {lost[0]}", err=True)
         sys.exit(1)
 
 
@@ -797,7 +804,7 @@ app.command()(rollback)
 
 @app.command("data")
 def list_data(as_json: AsRows = False) -> None:
-    """List the known data sets: which are present, and how to get the others."""
+    """List the built-in data sets: which are present, and how to get the others."""
     from fedcli.data.sets.registry import datasets_table, datasets_told
 
     show(datasets_told(), datasets_table, as_json)
@@ -809,22 +816,21 @@ def check_data(
         Path,
         typer.Argument(
             metavar="DIR",
-            help="A directory with one for each client, or one's; with --config, files as a site "
-            "has them.",
+            help="A partition or a client's directory; with --config, a site's own files.",
         ),
     ],
     config: Annotated[
         Path | None,
-        typer.Option(help="The run's config: read a site's files as it says."),
+        typer.Option(help="The run's config, by which a site's own files are preprocessed."),
     ] = None,
     recipe: SiteRecipe = None,
     brief: Annotated[
-        bool, typer.Option("--brief", help="Print the warnings alone, a line for each kind.")
+        bool, typer.Option("--brief", help="Print only the warnings, one line per kind.")
     ] = False,
     strict: Strict = False,
     as_json: AsRows = False,
 ) -> None:
-    """Inspect client directories: what they hold, what is wrong with it, and what to do."""
+    """Check client directories: show their contents, errors, and how to fix them."""
     if as_json and (config is not None or brief or strict):
         raise ConfigError("--json is for clients' directories: leave out the other options")
     if config is not None:

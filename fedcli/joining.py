@@ -174,8 +174,8 @@ def _look(
     asked = link.prepare(clients[0], has_cut=has_cut)
     if not asked.run_id:
         raise LinkError(
-            "the server does not say what its run is before one joins, and this site has "
-            "conditions: a server of this version says it"
+            "the server does not show its config before a client joins, and this site has "
+            "conditions: update the server"
         )
     sent, usual = values_of(asked.experiment), usual_of(asked.experiment)
     experiment = received_experiment(sent, "the server's experiment", code, weights, usual)

@@ -52,7 +52,7 @@ class Pretraining:
     batch_size: int = 128
     lr: float = 3e-4
     mask: float = 0.6
-    """Share of the tokens that are hidden."""
+    "Share of tokens that are masked."
 
 
 class _DecoderBlock(nn.Module):

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 NONE: Mapping[str, str] = {}
 
-app = program("The coordinator of a federated run, and the launcher of local ones.")
+app = program("Run, watch and steer federated runs: the coordinator, local launches and sweeps.")
 app.add_typer(certs_app, name="certs")
 app.command()(plugins)
 app.command()(lineage)
@@ -66,8 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
 def serve(
     context: typer.Context,
     config: Annotated[
-        Path,
-        typer.Argument(help="The experiment, a TOML file; or a queue of runs, a directory."),
+        Path, typer.Argument(help="The experiment, a TOML file or preset; or a queue's directory.")
     ],
     listen: options.Place = "127.0.0.1:0",
     out: options.RunDirectory = Path("run"),
@@ -90,7 +89,7 @@ def serve(
     as_json: AsJson = False,
     watched: Mapping[str, str] = NONE,
 ) -> None:
-    """Serve one run: the coordinator alone; or the runs of a queue, side by side."""
+    """Run the coordinator of one run, or of the runs of a queue."""
     options.set_up(quiet, log_level, as_json)
     if config.is_dir():
         _serve_queue(context, config, watched)
@@ -143,7 +142,9 @@ def _serve_queue(context: typer.Context, queue: Path, watched: Mapping[str, str]
     for option in context.command.params:
         given = context.params.get(option.name or "")
         if option.name in of_one and given and given != option.get_default(context):
-            raise ConfigError(f"{queue} is a queue of runs, and {option.opts[0]} is for one run")
+            raise ConfigError(
+                f"{queue} is a queue of runs, and {option.opts[0]} applies to a single run"
+            )
     for serve_all in usable("fedsrv.queues"):
         serve_all(queue, context, watched)
     raise ConfigError(f"{queue} is a directory, and no plugin that serves queues is installed")
@@ -162,7 +163,7 @@ def _telling_the_end(telling: EventPrinter, out: Path) -> Iterator[None]:
         raise
     except KeyboardInterrupt:
         if telling.has_begun:
-            raise Interrupted(f"stopped; add --resume to go on with the run in {out}") from None
+            raise Interrupted(f"stopped; add --resume to continue the run in {out}") from None
         raise
 
 
@@ -204,8 +205,7 @@ def launch(
     ] = None,
     device: Device = "auto",
     server_data: Annotated[
-        Path | None,
-        typer.Option(help="The server's own examples; by default those of the partition."),
+        Path | None, typer.Option(help="Examples at the server; by default those of the partition.")
     ] = None,
     strict: Strict = False,
     quiet: Quiet = False,
@@ -259,7 +259,7 @@ def launch(
 @app.command(epilog="fedsrv metrics says what each figure is.")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
-    html: Annotated[Path | None, typer.Option(help="Write a page with figures as well.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write an HTML page with charts.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="Every figure, not six.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each run's summary as JSON, in one list.")
@@ -272,7 +272,7 @@ def report(
         bool, typer.Option("--insecure", help="Let other machines read that page.")
     ] = False,
 ) -> None:
-    """Compare runs; those that differ in the seed alone are merged as mean ± std."""
+    """Compare runs; those that differ only in the seed become mean ± standard deviation."""
     if serve_at is not None:
         from fedsrv.dashboard.live import serve_page
 
@@ -292,11 +292,11 @@ def export(
     run: options.RunDirectory,
     to: Annotated[str, typer.Option(help="safetensors, torch.export or onnx.")],
     client: Annotated[
-        int | None, typer.Option(min=0, help="Whose model; by default everybody's.")
+        int | None, typer.Option(min=0, help="The client; by default all clients.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file; by default in RUN.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; by default in RUN.")] = None,
 ) -> None:
-    """Write a trained model as a file that describes itself: raw inputs in, logits out."""
+    """Export a trained model as a self-contained file that maps raw inputs to logits."""
     from fedsrv.trained.export import KINDS, check_kind
     from fedsrv.trained.export import export as write
     from fedsrv.trained.trained_models import global_model, personal_model

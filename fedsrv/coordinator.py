@@ -163,7 +163,7 @@ def set_aside(
         option = "--forget" if gone else "--without"
         raise ConfigError(f"{option}: no client would be left")
     if clients:
-        store.set_aside(dict.fromkeys(clients, "the run goes on without it (--without)"))
+        store.set_aside(dict.fromkeys(clients, "the run continues without it (--without)"))
     if not store.aside() and not forgets and not store.forgotten():
         return []
     from fedsrv.state.forgetting import forget
@@ -201,7 +201,7 @@ def _tell_the_beginning(
         events.tell("resumed", **place, loss=loss, **means_told(record, over))
     lines = [*caveats, *store.evidence.differences]
     lines += [
-        f"client {client} was set aside: it takes no part from interaction {first + 1} on"
+        f"client {client} is excluded from interaction {first + 1} on"
         for client, first in store.aside().items()
     ]
     if changed:
@@ -293,7 +293,7 @@ def _drain(stop: threading.Event, service: Service, out: Path) -> None:
         "abandoned; what the method computes here now ends first"
     )
     service.events.tell("draining", line=line)
-    done = f"stopped as asked: the same command with --resume goes on with the run in {out}"
+    done = f"stopped as asked: the same command with --resume continues the run in {out}"
     service.cohort.stop(done, RunStopped, DRAIN_S)
 
 
@@ -306,7 +306,7 @@ def telling_the_end(events: EventLog) -> Iterator[None]:
         events.tell("ended", reason=printable(str(stopped)))
         raise
     except KeyboardInterrupt:
-        events.tell("ended", reason="stopped by Ctrl-C: the same command with --resume goes on")
+        events.tell("ended", reason="stopped by Ctrl-C: the same command with --resume continues")
         raise
     except Exception as error:
         events.tell("ended", reason=f"{HAS_FAILED}{_said_of(error)}")

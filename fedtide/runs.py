@@ -265,8 +265,8 @@ def _run(
     if not resume and (out / "run.db").exists():
         if (out / "config.toml").exists() or holds_commits(out):
             raise ConfigError(
-                f"{out} already holds a run: fedtide.open({str(out)!r}).resume() goes on with it; "
-                "or give another out"
+                f"{out} already holds a run: fedtide.open({str(out)!r}).resume() continues it; "
+                "or choose another out"
             )
         resume = True  # a start was killed before it wrote its config
     if not isinstance(data, str | os.PathLike | None):
@@ -289,7 +289,7 @@ def _run(
     except KeyboardInterrupt as stopped:
         if (out / "run.db").exists():
             given = "" if root is None else f"data={str(root)!r}"
-            stopped.add_note(f"fedtide.open({str(out)!r}).resume({given}) goes on with the run")
+            stopped.add_note(f"fedtide.open({str(out)!r}).resume({given}) continues the run")
         raise
     return Run(out)
 

@@ -59,7 +59,7 @@ class ServerHalf:
         experiment = experiment_from(config, overrides)
         for part in parts_on(experiment):
             if part.keys and part.name != SERVED:
-                raise ConfigError(f"{part.keys} needs a coordinator: a server half has none of it")
+                raise ConfigError(f"{part.keys} needs a coordinator, not a server half alone")
         table = experiment.method
         self.method = make(table.name, **table.hyper_parameters())
         self.run = RunFacts(experiment, Problem(input_shape, num_classes))

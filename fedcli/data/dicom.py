@@ -89,7 +89,7 @@ def _library(path: Path) -> Any:
         return importlib.import_module("pydicom")
     except ImportError:
         raise DataError(
-            f"{path} is a DICOM image, and to read it takes a package more: {pip_line('dicom')}"
+            f"{path} is a DICOM image, which needs another package: {pip_line('dicom')}"
         ) from None
 
 

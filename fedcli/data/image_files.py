@@ -104,8 +104,8 @@ def _opened(file: BinaryIO, path: Path) -> Image.Image:
         importlib.import_module("pillow_heif").register_heif_opener()
     except ImportError:
         raise DataError(
-            f"{path} is a photo in HEIC, and to read it takes a package more: {pip_line('heic')}; "
-            "or save such photos as JPEG"
+            f"{path} is a HEIC photo, which needs another package: {pip_line('heic')}; or save "
+            "such photos as JPEG"
         ) from None
     return Image.open(file, formats=(*FORMATS, "HEIF"))
 

@@ -221,8 +221,8 @@ class Gate(Door):
         if of not in LEFT_OUT:
             allowed = "--scores N" if of == "scores" else f"--tell {of}"
             raise ConfigError(
-                f"{message.DESCRIPTOR.name} has {name}, which this site does not tell: {allowed} "
-                "would allow it"
+                f"{message.DESCRIPTOR.name} has {name}, which this site does not send: "
+                f"{allowed} would allow it"
             )
         message.ClearField(name)
         if of in ("loss", "timing"):

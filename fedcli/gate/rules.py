@@ -210,7 +210,7 @@ class Rules:
     def lines(self) -> Iterator[str]:
         """Yield each condition in a line."""
         if self == ANY:
-            yield "no conditions: takes part in any run"
+            yield "no conditions: joins any run"
         if self.methods:
             yield f"methods: {_listed(self.methods)}"
         if self.columns:

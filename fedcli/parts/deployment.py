@@ -116,7 +116,7 @@ class Deployment(ClientPart):
             with seeded(0):  # a custom net may draw
                 self._offer(order, net, view, round, after)
         except (FedtideError, OSError) as error:
-            log.warning("client %s: its model does not go live: %s", self.client.client, error)
+            log.warning("client %s: its model is not deployed: %s", self.client.client, error)
 
     def _offer(self, order: rpc.Order, net: SplitNet, view: str, round: int, after: int) -> None:
         held = self.deployed.status().held

@@ -167,7 +167,7 @@ def _ranges(client: Client) -> Sequence[Sequence[float]]:
     try:
         found = data.ranges()
     except DataError as error:  # they are not needed for training any more
-        log.warning("the model says nothing of the range of columns: %s", error)
+        log.warning("the model has no value ranges of columns: %s", error)
         return ()
     if len(found) != len(columns.channels):
         return found

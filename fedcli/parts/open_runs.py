@@ -50,7 +50,7 @@ class OpenRuns(ClientPart):
             self.client.data.refresh()
         except DataError as error:
             name = self.client.client
-            log.error("client %s goes on with the data that it had: %s", name, error)
+            log.error("client %s continues with the data that it had: %s", name, error)
 
     def grown(self) -> None:
         """Take the order of the run's classes for labels; classes may have become one."""

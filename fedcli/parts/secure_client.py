@@ -233,14 +233,14 @@ class SecureClient:
         asked, (attempt, held) = order.secure_sum, self._of_attempt(order)
         self._check_partners(attempt, asked, held)
         if [order.round, order.task] != held["at"]:
-            raise PayloadError("another round or task is to be trained than was told before")
+            raise PayloadError("another round or task is ordered than was announced before")
         if held.get("trains", by := self._trains_by(order)) != by:
             raise PayloadError(
                 "it is to be trained by other settings, classes or state than when its keys were "
                 "signed: clients that stand still would leave another's upload alone in a sum"
             )
         if {payload_digest(payload).hex(), asked.payload.hex()} != {held["payload"]}:
-            raise PayloadError("the payload is another than the one that everybody was told of")
+            raise PayloadError("the payload is not the one that all clients were told of")
         _check_same(held, "train", asked)
         rules = self.rules
         numbers = FixedPoint(rules.bits, rules.largest, asked.clients, asked.most)
@@ -252,8 +252,8 @@ class SecureClient:
         digest = hashlib.sha256(vector.data).hexdigest()
         if held.get("masked", digest) != digest:
             raise PayloadError(
-                "the training came to other numbers than before, and the masks of this attempt "
-                "were used for those: a second upload under them would tell of both"
+                "the repeated training gave other numbers, and a second upload under the same "
+                "masks would reveal their difference"
             )
         partners = [peer.client for peer in asked.peers]
         news = {"train": _digest(asked), "masked": digest, "partners": partners}
@@ -349,8 +349,8 @@ class SecureClient:
             if held.get(before) not in (None, sorted(counted)):
                 raise PayloadError(
                     f"this client has {before.replace('agreed', 'agreed on')} the sum of this "
-                    "interaction over other clients: two sums would tell the upload of whoever is "
-                    "in one of them alone"
+                    "interaction over other clients: two sums would reveal the upload of a "
+                    "client that is in only one of them"
                 )
         return sorted(counted)
 
@@ -500,7 +500,7 @@ def _check_same(held: Mapping[str, Any], what: str, asked: rpc.SecureSum) -> Non
     """Check that a question was not asked before in other words."""
     if held.get(what, _digest(asked)) != _digest(asked):
         raise PayloadError(
-            "an attempt at a secure sum asks the same twice, of other peers: it takes a new attempt"
+            "an attempt at a secure sum asks the same twice, for other peers: start a new attempt"
         )
 
 

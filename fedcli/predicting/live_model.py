@@ -152,7 +152,7 @@ class LiveModel:
                 if self._loaded is None:
                     self._stamped = None
                     raise
-            log.warning("%s; the model before goes on to answer", error)
+            log.warning("%s; the previous model continues to answer", error)
             return
         with self._lock:
             self._loaded = found

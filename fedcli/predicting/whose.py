@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 RunOfModel = Annotated[
     Path | None, typer.Option(help="The run directory, or a client's --state-dir.")
 ]
-WhoseModel = Annotated[
-    int | None, typer.Option(min=0, help="The client whose live model is meant.")
-]
+WhoseModel = Annotated[int | None, typer.Option(min=0, help="The client of the deployed model.")]
 ModelFile = Annotated[
     Path | None, typer.Option(help="A model's file, as fedsrv export --to safetensors writes.")
 ]
@@ -36,7 +34,7 @@ RecipeOfNew = Annotated[
 
 def rollback(
     run: Annotated[Path, typer.Option(help="The run directory, or a client's --state-dir.")],
-    client: Annotated[int, typer.Option(min=0, help="The client whose live model is meant.")],
+    client: Annotated[int, typer.Option(min=0, help="The client of the deployed model.")],
     release: Annotated[
         bool, typer.Option("--release", help="Let later models go live again, and change nothing.")
     ] = False,
@@ -49,7 +47,7 @@ def rollback(
         ),
     ] = "",
 ) -> None:
-    """Put an earlier model live again, by default the one before, and hold it until --release."""
+    """Deploy an earlier model again, by default the previous one, and keep it until --release."""
     from fedcli.predicting.prediction import places_of
     from fedcli.runtime.deployed import Deployed
 
@@ -79,7 +77,7 @@ def whose_model(
     if model is not None:
         return model
     if run is None or client is None:
-        raise ConfigError("say whose model it is: --run RUN --client ID, or --model FILE")
+        raise ConfigError("choose a model: --run RUN --client ID, or --model FILE")
     return run, client
 
 

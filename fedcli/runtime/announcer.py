@@ -98,7 +98,7 @@ class Announcer:
             except SessionGone:  # joining again tells the server as well
                 self._enrolment.rejoin({client: member})
             tasks = len(description.tasks)
-            log.info("client %s: the server knows of its %d tasks now", client, tasks)
+            log.info("client %s: the server now knows its %d tasks", client, tasks)
         except (RunOver, Superseded):
             pass
         except FedtideError as error:

@@ -68,7 +68,7 @@ def enrol(server: str, token: str, directory: Path) -> list[Path]:
     invitation = Invitation.read(token)
     stem = invitation.uri.removeprefix("fedtide:").replace(":", "-")
     if not stem or set(stem) - set("abcdefghijklmnopqrstuvwxyz0123456789-"):
-        raise ConfigError(f"the token is for nobody: {printable(invitation.uri, 60)}")
+        raise ConfigError(f"the token names no identity: {printable(invitation.uri, 60)}")
     files = [directory / name for name in ("ca.pem", f"{stem}.pem", f"{stem}.key")]
     ca, cert, key_file = files
     if cert.exists():

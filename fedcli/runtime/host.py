@@ -210,7 +210,7 @@ class Host:
             raise
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             leaving = "stopped"
-            log.warning("stopped as asked: leaves the run; the same command takes part again")
+            log.warning("stopped as asked: leaves the run; the same command rejoins")
             raise
         finally:
             self._closed.set()
@@ -334,7 +334,7 @@ class Host:
         """Return what the parts of an order's payload must hold."""
         if order.client_id not in self._ids:
             raise PayloadError(
-                f"an order is for client {printable(order.client_id, 60)}, who is not of this "
+                f"an order is for client {printable(order.client_id, 60)}, which is not in this "
                 "process"
             )
         without = order.kind in WITHOUT_PAYLOAD

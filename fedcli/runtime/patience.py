@@ -15,8 +15,8 @@ from fedmodels.host.shortages import is_passing
 from fedmodels.times import FIRST_WAIT_S, LONGEST_WAIT_S, ORDER_LOOK_S, PATIENCE_S
 
 ADVICE = (
-    "make room, or raise the limit; the run waits for this client, or goes on without it where "
-    "[server] min_clients and deadline_s say so"
+    "free some space or raise the limit; the run waits for this client, or continues "
+    "without it if [server] min_clients and deadline_s allow"
 )
 log = logging.getLogger(__name__)
 T = TypeVar("T")

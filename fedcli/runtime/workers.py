@@ -172,7 +172,7 @@ class Workers:
                 return True
             self._classes = tuple(classes)
         elif classes and tuple(classes) != self._classes:
-            raise LinkError("the server names other classes than those that the run began with")
+            raise LinkError("the server names other classes than at the start of the run")
         return False
 
     def data(self, client: ClientId) -> ClientData:

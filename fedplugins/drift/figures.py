@@ -8,14 +8,14 @@ SOURCE = "Smyth 2004; Rebjock et al. 2021"
 
 FIGURES = (
     Metric(
-        "drift_delay", "tasks until drift is told",
+        "drift_delay", "tasks until drift is reported",
         "with `[evaluate] drift`, of the coordinator's alarms: tasks from a change of a client's "
         "domains or concepts to the first alarm before its next change; mean over those that "
         "have one",
         better=-1, unit="", range="≥ 0",
     ),
     Metric(
-        "drift_missed", "changes that no alarm told",
+        "drift_missed", "changes without an alarm",
         "part of the clients' changes without an alarm before the next change and the end",
         better=-1,
     ),

@@ -87,8 +87,8 @@ class Ifca(FedAvg):
         check_prefixes(forms, self.common, "common")
         if not self._own(forms):
             raise ConfigError(
-                "[method] common names all weights of the net, so there is one model alone: leave "
-                "some out, or take fedavg"
+                "[method] common names all weights of the net, so there is only one model: "
+                "leave some out, or use fedavg"
             )
 
     def _is_common(self, name: str) -> bool:

@@ -21,28 +21,28 @@ ForecastTold = Annotated[Path | None, typer.Option("--told", hidden=True)]
 
 @server_app.command()
 def backup(
-    run: Annotated[Path, typer.Argument(help="The run directory; the run may go on.")],
+    run: Annotated[Path, typer.Argument(help="The run directory; the run may continue meanwhile.")],
     to: Annotated[Path, typer.Argument(metavar="DEST", help="A new directory.")],
 ) -> None:
-    """Copy what a coordinator needs to go on, of one moment, also while the run goes on."""
+    """Make a consistent backup of a coordinator, also during a run."""
     from fedplugins.operations.backup import backup as copy
 
     committed = copy(run, to)
-    typer.echo(f"{to} holds the run after interaction {committed + 1}")
+    typer.echo(f"{to} contains the run as of interaction {committed + 1}")
 
 
 @server_app.command()
 def restore(
     copy: Annotated[Path, typer.Argument(metavar="BACKUP", help="What fedsrv backup made.")],
-    run: Annotated[Path, typer.Argument(help="The run directory that is made of it.")],
+    run: Annotated[Path, typer.Argument(help="The run directory to create from it.")],
 ) -> None:
-    """Make a run directory of a backup; serve or launch with --resume goes on with it."""
+    """Restore a backup into a new run directory, to continue with --resume."""
     from fedplugins.operations.backup import restore as restored
 
     taken = restored(copy, run)
     typer.echo(
         f"{run} is the run as of {taken['taken_at']}, after interaction "
-        f"{int(taken['committed']) + 1}: go on with --resume --out {run}"
+        f"{int(taken['committed']) + 1}: continue with --resume --out {run}"
     )
 
 
@@ -53,18 +53,16 @@ def doctor(
         typer.Option(
             "--certificate",
             metavar="FILE",
-            help="A certificate of which to say when it ends; once for each.",
+            help="A certificate whose expiry is shown; may be repeated.",
         ),
     ] = None,
     server: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT", help="A coordinator of which to say whether it can be reached."
-        ),
+        typer.Option(metavar="HOST:PORT", help="A coordinator to which the connection is tested."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
 ) -> None:
-    """Print versions, machine, GPUs, network and variables, to put into a report of a fault.
+    """Print versions, hardware, network and variables for a bug report.
 
     It names no directory, user or host.
     """
@@ -94,15 +92,14 @@ def doctor(
 def tell_forecast(
     config: Config,
     data: Annotated[
-        Path | None,
-        typer.Option(help="Clients' data; by default they are dealt out, and taken away again."),
+        Path | None, typer.Option(help="The clients' data; by default a temporary partition.")
     ] = None,
     sets: Sets = None,
     device: Device = "auto",
     told: ForecastTold = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say how long a run will take on this machine, by a trial of a client's first training."""
+    """Estimate a run's duration on this machine from a trial of a client's first training."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     set_up_logging(LogLevel.ERROR)
     import torch

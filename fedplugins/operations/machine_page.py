@@ -85,7 +85,7 @@ def _gpus() -> Iterator[tuple[str, str]]:
         name, memory = torch.cuda.get_device_name(number), torch.cuda.mem_get_info(number)
         yield f"cuda:{number}", f"{name}, {bytes_text(memory[0])} free of {bytes_text(memory[1])}"
     if not torch.cuda.device_count():
-        yield "cuda", "none" if torch.version.cuda else "none: this torch is for processors alone"
+        yield "cuda", "none" if torch.version.cuda else "none: torch is built for CPUs"
     elif torch.version.cuda:
         yield "CUDA of torch", torch.version.cuda
 
@@ -97,7 +97,7 @@ def _network() -> Iterator[tuple[str, str]]:
                 one.bind((name, 0))
             yield name, "can be listened on"
         except OSError as error:
-            yield name, f"cannot be listened on: {error.strerror}"
+            yield name, f"cannot listen there: {error.strerror}"
 
 
 def reached(host: str, port: int) -> str:

@@ -21,11 +21,13 @@ def _presets(begun: str) -> list[str]:
 def init(
     preset: Annotated[
         str | None,
-        typer.Argument(help="One of the list, or a method.", autocompletion=_presets),
+        typer.Argument(help="A preset of the list, or a method.", autocompletion=_presets),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The file; PRESET.toml unless given.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; by default PRESET.toml.")
+    ] = None,
 ) -> None:
-    """List the configs that come with fedtide, or copy one to begin with."""
+    """List the configs that come with fedtide, or copy one to start from."""
     from fedplugins.presets.presets import command_of, copy_preset, listed
 
     if preset is None:

@@ -38,14 +38,16 @@ def _front(queue: str, *files: Path | None) -> QueueAt | None:
 def submit(
     config: Config,
     queue: Annotated[str, typer.Option(metavar="QUEUE|HOST:PORT", help=Where)],
-    name: Annotated[str | None, typer.Option(help="Of the run; the config's unless given.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The run's name; by default the config's.")
+    ] = None,
     sets: Sets = None,
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Put a run at the end of a queue: fedsrv serve QUEUE serves it when its turn has come.
+    """Append a run to a queue, which fedsrv serve QUEUE serves in order.
 
     Over the network that takes an operator's certificate, and a config that names no files.
     """
@@ -65,7 +67,9 @@ def queue(
     withdrawn: Annotated[
         str | None,
         typer.Option(
-            "--withdraw", metavar="RUN", help="Take a run out first; one that is served ends."
+            "--withdraw",
+            metavar="RUN",
+            help="Remove this run first; if it is being served, it ends.",
         ),
     ] = None,
     as_json: AsRows = False,
@@ -74,7 +78,7 @@ def queue(
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Show the runs of a queue, and how far they are; fedsrv serve QUEUE serves them."""
+    """Show the runs of a queue and their progress."""
     from fedmodels.console.rows import QueuedLine
     from fedplugins.queues.run_queue import runs_of, withdraw
 

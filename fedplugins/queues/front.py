@@ -124,7 +124,7 @@ class Front:
             said = queued.ends_as("over")
             log.info("%s: %s", run.name, "is over" if said else "was withdrawn when it had ended")
         elif (status < 0 or status > 128) and run.comes_again(now):
-            log.warning("%s: its process was ended by a signal (%d); goes on", run.name, status)
+            log.warning("%s: its process was ended by a signal (%d); continuing", run.name, status)
             return  # it keeps its place
         elif queued.ends_as("failed"):
             why = run.line if run.line != "starting" else f"see {queued.place / 'log.txt'}"

@@ -77,4 +77,4 @@ def serve_all(queue: Path, context: typer.Context, watched: Mapping[str, str]) -
         stack.callback(service.gate.close)
         stack.callback(stop_server, server)
         front.serve()
-    raise AssertionError("a front serves until it is told to end")
+    raise AssertionError("a front serves until it is stopped")

@@ -32,7 +32,7 @@ def put(request: pb.SubmitRunRequest, queue: Path) -> str:
 
     values = values_of(request.config)
     if without_places(values) != values:
-        raise ConfigError("a config that names files is submitted where the queue lies")
+        raise ConfigError("a config that names files must be submitted on the queue's machine")
     experiment = experiment_of(values, "the submitted config", code=())
     return submit(experiment, queue, request.name).place.name
 

@@ -52,7 +52,7 @@ def nets(
         str | None, typer.Argument(help="One net, in detail.", autocompletion=_nets)
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="As the tables of docs/nets.md.")
+        bool, typer.Option("--markdown", help="Print the tables of docs/nets.md.")
     ] = False,
     as_json: AsRows = False,
 ) -> None:
@@ -94,10 +94,10 @@ def schema(
 def metrics(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="All unless some are given.", autocompletion=_metrics),
+        typer.Argument(help="Names to list; by default all.", autocompletion=_metrics),
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="As the tables of docs/metrics.md.")
+        bool, typer.Option("--markdown", help="Print the tables of docs/metrics.md.")
     ] = False,
     as_json: AsRows = False,
 ) -> None:

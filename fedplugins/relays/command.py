@@ -30,29 +30,31 @@ def relay(
     listen: options.Place = "127.0.0.1:0",
     code: Annotated[
         list[Path] | None,
-        typer.Option(help="A custom method's file, method.py, that the run's config may name."),
+        typer.Option(help="A file of the run's own method or net, such as method.py."),
     ] = None,
     tls_cert: options.Certificate = None,
     tls_key: options.Key = None,
     tls_client_ca: options.ClientAuthority = None,
     tls_crl: options.RevokedCallers = None,
     insecure: options.Insecure = False,
-    up_ca: Annotated[Path | None, typer.Option(help="Authority of the coordinator above.")] = None,
+    up_ca: Annotated[Path | None, typer.Option(help="CA of the coordinator.")] = None,
     up_cert: Annotated[
-        Path | None, typer.Option(help="The relay's certificate: it covers the clients.")
+        Path | None, typer.Option(help="The relay's certificate, which covers its clients.")
     ] = None,
     up_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     up_crl: Annotated[
-        Path | None, typer.Option(help="Certificates that the coordinator may show no more.")
+        Path | None, typer.Option(help="Certificate revocation list for the coordinator.")
     ] = None,
     audit: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep a log there of who called; fedsrv audit shows it."),
+        typer.Option(
+            metavar="DIR", help="Keep an audit log of callers in DIR; fedsrv audit shows it."
+        ),
     ] = None,
     stay: Annotated[
         bool,
         typer.Option(
-            "--stay", help="Relay one run after the other that is served at the address above."
+            "--stay", help="Stay, and relay each run that the coordinator's address serves."
         ),
     ] = False,
     quiet: Quiet = False,
@@ -99,12 +101,12 @@ def relay(
     end_on_sigterm()
     if stay:
         relay_runs(relay_run)
-    more = f"with --stay, a relay goes on with the next run that is served at {up}"
+    more = f"with --stay, a relay continues with the next run that is served at {up}"
     try:
         relay_run()
     except RunGone as gone:
         raise RunGone(f"{gone}; {more}") from None
-    log.info("this relay ends with its run; %s", more)
+    log.info("this relay ends together with its run; %s", more)
 
 
 def range_of(text: str) -> range:

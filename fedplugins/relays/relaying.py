@@ -99,7 +99,7 @@ def serve_relay(
         uplink = Uplink(above.address, above.credentials)
         stack.callback(uplink.close)
         if away := uplink.check():
-            log.warning("nobody at %s yet: clients that join here wait (%s)", above.address, away)
+            log.warning("no coordinator at %s yet: clients wait here (%s)", above.address, away)
         relaying = Relaying(trips, uplink, above.check)
         stack.callback(relaying.stop)
         asks = partial(relaying.leave_unless, above.is_served)
@@ -291,8 +291,8 @@ class Relaying:
         try:
             self._pull_until_the_end()
         except Exception as error:  # else clients would wait for ever for this thread
-            log.exception("the relay cannot go on")
-            self._end(LinkError(f"the relay cannot go on: {error}"))
+            log.exception("the relay cannot continue")
+            self._end(LinkError(f"the relay cannot continue: {error}"))
 
     def _pull_until_the_end(self) -> None:
         wait_s = PAUSE_S

@@ -87,7 +87,7 @@ class RelayService:
         reply = self.uplink.prepare(request)
         if reply.places:  # a front has come up, and this relay took it for a run's coordinator
             self._on_other_run("", "")
-            raise NotReady("this relay goes on with a run of the queue; ask again")
+            raise NotReady("this relay continues with a run of the queue; ask again")
         self._is_another(reply.run_id)
         return reply
 

@@ -122,7 +122,7 @@ class Uplink:
             if parts.is_over(reply):
                 return reply
             if parts.at <= before:
-                raise NotReady("the coordinator above lost what it had of an upload")
+                raise NotReady("the coordinator lost the part of an upload that it had")
 
     def check(self) -> str:
         """Return why the coordinator cannot be reached now; empty if it can.

@@ -34,7 +34,7 @@ def serve_model(
     run: RunOfModel = None,
     client: Annotated[
         str | None,
-        typer.Option(help="The client whose live model answers, or several: a range such as 0-4."),
+        typer.Option(help="The client whose deployed model answers, or a range such as 0-4."),
     ] = None,
     model: ModelFile = None,
     recipe: RecipeOfNew = None,
@@ -101,7 +101,7 @@ def serve_model(
     log_level: Level = LogLevel.INFO,
     beside: Beside = (),
 ) -> None:
-    """Answer over HTTP with the live models of clients, also while these train."""
+    """Serve deployed models over HTTP, also during training."""
     from fedcli.gate.gate import held_back
     from fedcli.gate.rules import Rules
     from fedmodels.config.recipe import recipe_in
@@ -194,11 +194,11 @@ def _sites(
             found[name] = Site(root, client, feedback, every_s)
         elif feedback is not None:
             raise ConfigError(
-                f"{run / 'own-data'} holds no data of client {client}: name the directory above "
-                "its own by --data"
+                f"{run / 'own-data'} has no data of client {client}: pass the parent of its "
+                "directory with --data"
             )
     if not found:
-        typer.echo("note: what is asked is not watched: --data says where the client's data are")
+        typer.echo("note: served inputs are not monitored: pass the client's data with --data")
     return found
 
 

@@ -52,13 +52,13 @@ class Figures:
         )
         self._drift = made(
             "Gauge", "served_drift",
-            "How far the last window of served inputs lies from the client's data, from 0 to 1.",
+            "Distance of the last window of served inputs from the client's data, from 0 to 1.",
         )  # fmt: skip
         self._alarm = made(
-            "Gauge", "served_drift_alarm", "1 while served inputs are told to drift."
+            "Gauge", "served_drift_alarm", "1 while served inputs are reported to drift."
         )
         self._labels = made(
-            "Gauge", "feedback_rows", "Labels that came back, by what became of them.", "what"
+            "Gauge", "feedback_rows", "Delayed labels received, by outcome.", "what"
         )
 
     def count(self, model: str, status: HTTPStatus, seconds: float) -> None:

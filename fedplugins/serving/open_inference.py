@@ -164,7 +164,7 @@ def _id_of(told: Any) -> str | int | None:
     if isinstance(told, float) and told.is_integer() and abs(told) < MAX_ID:
         return int(told)
     if not (told is None or isinstance(told, str)):
-        raise DataError("the id of a request is a text, or a whole number")
+        raise DataError("the id of a request must be a string or an integer")
     return told if told is None else printable(told, 200)
 
 

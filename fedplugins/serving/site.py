@@ -98,7 +98,7 @@ class Site:
         """Take in what was asked; return the id by which labels may come back, empty for none."""
         x = found.inputs.x
         if line := self._strange(now):
-            self._say(f"what is asked is neither watched nor kept: {line}")
+            self._say(f"served inputs are neither monitored nor kept: {line}")
             return ""
         if (window := self.watch.see(x)) is not None and self._is_testing.acquire(blocking=False):
             self._later(self._test, window, now)
@@ -108,7 +108,7 @@ class Site:
         try:
             self.store.ask(request, Asked(x, *places_of(found.inputs)))
         except FedtideError as error:
-            self._say(f"no labels can come back for what is asked: {error}")
+            self._say(f"no delayed labels are accepted: {error}")
             return ""
         return request
 
@@ -145,7 +145,7 @@ class Site:
             try:
                 work(*given)
             except Exception:  # answers go on
-                log.exception("what goes on beside answers failed")
+                log.exception("a background task of the service failed")
 
         self._pool.submit(done)
 
@@ -268,7 +268,7 @@ class Site:
         except (DataError, ConfigError) as error:
             write_atomically(folder / "why.txt", f"{error}\n", sync=True)
             log.error(
-                "client %s: labels that came are no task: %s; they stay in %s",
+                "client %s: received labels do not make a task: %s; they stay in %s",
                 self._client, error, folder,
             )  # fmt: skip
             return False

@@ -31,20 +31,25 @@ def sweep(
     file: Annotated[Path, typer.Argument(metavar="SWEEP.toml", help="Methods, seeds, settings.")],
     out: Annotated[Path, typer.Option(help="The directory of the runs and the tables.")],
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at a time; by default one here.")
+        int | None, typer.Option(min=1, help="Concurrent runs; by default one on this machine.")
     ] = None,
     seeds: Annotated[
-        list[int] | None, typer.Option("--seed", min=0, help="In place of the file's.")
+        list[int] | None,
+        typer.Option(
+            "--seed", min=0, help="A seed, instead of those in the file; may be repeated."
+        ),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(help="A row to run; by default all.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Run only this row; may be repeated.")
+    ] = None,
     sets: Sets = None,
     choose: Annotated[
         str | None,
-        typer.Option(metavar="validation", help="Say which setting is best on validation parts."),
+        typer.Option(metavar="validation", help="Report which setting is best on validation data."),
     ] = None,
     search: Annotated[
         str | None,
-        typer.Option(metavar="optuna", help="Search the ranges of the file's table search."),
+        typer.Option(metavar="optuna", help="Search the ranges in the file's table search."),
     ] = None,
     on: Annotated[
         str | None,
@@ -57,7 +62,8 @@ def sweep(
         typer.Option(
             "--resource",
             metavar="KEY=VALUE",
-            help="Of one run on a cluster: num_gpus=0.5 (Ray), slurm_partition=gpu (Slurm).",
+            help="A resource of each run on a cluster: num_gpus=0.5 (Ray), slurm_partition=gpu "
+            "(Slurm).",
         ),
     ] = None,
     quiet: Quiet = False,

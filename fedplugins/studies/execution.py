@@ -71,7 +71,7 @@ def execute(
                 ended_one(run)
     except KeyboardInterrupt:  # Ctrl-C has ended the runs under way, too; no further one begins
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise Interrupted("stopped; the same command goes on with the sweep") from None
+        raise Interrupted("stopped; the same command continues the sweep") from None
     return [run for run in runs if not run.is_finished]
 
 
@@ -109,7 +109,7 @@ def _deal_out(run: PlannedRun, directory: str, say: Say) -> None:
             shutil.rmtree(copy, ignore_errors=True)
     except OSError as error:
         why = reason_of(error)
-        line = f"{data} cannot be written, so that every run deals out its own data: {why}"
+        line = f"{data} cannot be written, so every run makes its own partition: {why}"
         say(Grave(line))
 
 

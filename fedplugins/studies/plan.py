@@ -177,7 +177,7 @@ class Sweep(BaseModel):
         for key, names in (("against", filter(None, [found.against])), ("beside", found.beside)):
             for name in names:
                 if name not in found.methods:
-                    raise ConfigError(f"{path}: {key} = {name!r} is none of its methods")
+                    raise ConfigError(f"{path}: {key} = {name!r} is not one of its methods")
         return found.model_copy(update={"preset": _preset(found.preset, path.parent)})
 
 

@@ -53,8 +53,8 @@ def ray_runs(place: str, out: Path, resources: Resources, say: Say) -> Iterator[
                 assert said is not None, "without a limit it waits until something is said"
                 if said.status is not None:
                     raise RunFailed(
-                        f"the process that talks to Ray has ended with {said.status} (see {log}); "
-                        "the same command goes on with the sweep"
+                        f"the process that talks to Ray has ended with {said.status} (see "
+                        f"{log}); the same command continues the sweep"
                     )
                 fact = json.loads(said.line)
                 name = fact["id"]

@@ -187,7 +187,7 @@ def _told(
     """Say what a search found, and write the best config; RunFailed if no trial came to its end."""
     ended = [trial for trial in trials if trial.state == "finished"]
     if not ended:
-        raise RunFailed(f"no trial of {row} came to its end; {out} has their logs")
+        raise RunFailed(f"no trial of {row} finished; {out} has their logs")
     best = max(ended, key=lambda trial: max(trial.scores))  # of equal ones the first
     name = run.directory.name.partition("-seed")[0]
     write_atomically(out / f"best-{name}.toml", best.config)

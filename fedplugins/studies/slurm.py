@@ -71,7 +71,7 @@ def slurm_jobs(folder: Path, jobs: int | None, resources: Resources, say: Say) -
                 if one.is_taken_away and one.submissions < MAX_SUBMISSIONS:
                     before = f"job {one.job.job_id} ended as {one.state}"
                     one.begin_again(_submitted(executor.submit, call, one.run))
-                    say(f"{one.run.directory.name} goes on as job {one.job.job_id}: {before}")
+                    say(f"{one.run.directory.name} continues as job {one.job.job_id}: {before}")
                 elif one.has_result or one.is_over:
                     left.remove(one)
                     yield one.run, one.failure()

@@ -21,13 +21,13 @@ def track(
         typer.Option(
             "--to",
             metavar="NAME",
-            help="A tracker: tensorboard, mlflow or wandb; once for each. By default those of the "
-            "run's config.",
+            help="A tracker: tensorboard, mlflow or wandb; may be repeated. By default those of "
+            "the run's config.",
         ),
     ] = None,
     as_json: AsRows = False,
 ) -> None:
-    """Send trackers the metrics of a run that they do not have yet, and its results.
+    """Send missing metrics and results of a run to its trackers.
 
     For a tracker that was too slow, failed, or was not asked for. A run that is resumed does it
     by itself.
@@ -38,7 +38,7 @@ def track(
     from fedsrv.state.run_directory import reading, refuse_in_use
 
     if not (run / "run.db").is_file():
-        raise ConfigError(f"{run} holds no run: name the directory that --out made")
+        raise ConfigError(f"{run} is not a run directory: pass the directory given to --out")
     refuse_in_use(run)
     experiment = read_experiment(run / "config.toml")
     names = list(dict.fromkeys(to or wanted(experiment)))
@@ -46,7 +46,7 @@ def track(
         if name not in TRACKERS:
             raise ConfigError(f"--to {name} is no tracker.{suggestion(name, TRACKERS)}")
     if not names:
-        raise ConfigError(f"{run} has no tracker: name one of {', '.join(TRACKERS)} by --to")
+        raise ConfigError(f"{run} has no tracker: choose one of {', '.join(TRACKERS)} with --to")
     with reading(run) as db:
         (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
     told = send(experiment, run, run_id, names)

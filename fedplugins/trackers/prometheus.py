@@ -69,7 +69,7 @@ class Exporter:
             "Gauge", "resting", "1 while an open run has learned all it has, and waits for news."
         )
         self.waiting = made(
-            "Gauge", "waiting_seconds", "How long the run has waited; 0: it goes on."
+            "Gauge", "waiting_seconds", "Seconds that the run has waited; 0 while it is active."
         )
         self.failures = made("Counter", "client_failures", "Failures of clients.", "client")
         self.refused = made(

@@ -363,7 +363,7 @@ class Sink:
                     log.warning("%s; the run ends without it: %s", error, self.later)
                     return False
                 if wait == AGAIN_S[0]:
-                    log.warning("%s; the run goes on, and it is tried again", error)
+                    log.warning("%s; the run continues, and it is tried again", error)
             ended.wait(wait)
             wait = min(2 * wait, most)
 
@@ -385,7 +385,7 @@ class Sink:
             self.close(finished)
         except Exception as error:  # a package of somebody else raises errors of its own
             said, reason = (self.until, self.later), _in_one_line(error)
-            line = "%s failed and has metrics %s, %s; the run goes on: %s"
+            line = "%s failed and has metrics %s, %s; the run continues: %s"
             log.warning(line, self.name, *said, reason)
 
     def catch_up(self) -> None:

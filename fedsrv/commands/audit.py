@@ -11,19 +11,19 @@ import typer
 from fedmodels.console.options import AsRows
 
 audit_app = typer.Typer()
-Run = Annotated[Path, typer.Argument(help="The run directory, or what --audit of a relay names.")]
+Run = Annotated[Path, typer.Argument(help="The run directory, or a relay's --audit directory.")]
 
 
 @audit_app.command()
 def audit(
     run: Run,
-    client: Annotated[str | None, typer.Option(help="Lines about this client alone.")] = None,
+    client: Annotated[str | None, typer.Option(help="Only lines about this client.")] = None,
     what: Annotated[
-        str | None, typer.Option(help="Lines of this kind alone, such as refused.")
+        str | None, typer.Option(help="Only lines of this kind, such as refused.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Lines as they are stored.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the lines as stored.")] = False,
 ) -> None:
-    """Show who joined, sent, was refused, was set aside or steered, as far as the chain holds.
+    """Show who joined, sent results, was rejected or steered the run; check the log's chain.
 
     Ends with 1 and a line if something was changed, removed or moved.
     """
@@ -59,7 +59,7 @@ def verify(
     ] = None,
     as_json: AsRows = False,
 ) -> None:
-    """Check every row of run.db, states, files for people and the audit log against the history.
+    """Check run.db, states, files and audit log against the run's history.
 
     Somebody who edits all of them alike is noticed by a head that others have kept.
     """

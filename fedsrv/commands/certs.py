@@ -11,7 +11,7 @@ from fedmodels.console.options import CommandGroup
 from fedsrv.commands.options import Place
 
 certs_app = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Make an authority and certificates for TLS."
+    cls=CommandGroup, no_args_is_help=True, help="Create a CA; issue and revoke certificates."
 )
 
 AuthorityDir = Annotated[Path, typer.Option("--dir", help="The authority's files.")]
@@ -38,7 +38,7 @@ def certs_issue(
     ],
     directory: AuthorityDir = Path("certs"),
     host: Annotated[
-        list[str] | None, typer.Option(help="A name the server or relay is reached by.")
+        list[str] | None, typer.Option(help="A host name or address of the server or relay.")
     ] = None,
 ) -> None:
     """Issue a certificate and its key."""
@@ -51,35 +51,34 @@ def certs_issue(
 @certs_app.command("revoke")
 def certs_revoke(
     which: Annotated[
-        str,
-        typer.Argument(metavar="IDENTITY|SERIAL", help="Whose certificates, or which one."),
+        str, typer.Argument(metavar="IDENTITY|SERIAL", help="An identity or a serial number.")
     ],
     directory: AuthorityDir = Path("certs"),
 ) -> None:
-    """Revoke certificates, and void the open invitations of their owners.
+    """Revoke certificates, and cancel their owners' open invitations.
 
     Coordinators and relays that have crl.pem refuse them at once.
     """
     from fedsrv.identity.certificates import revoke
 
     found = revoke(directory, which)
-    for line in found or [f"nothing new: all certificates of {which} are revoked already"]:
+    for line in found or [f"nothing to do: all certificates of {which} are already revoked"]:
         typer.echo(line)
-    typer.echo(f"written to {directory / 'crl.pem'}: bring it to where --tls-client-ca lies")
+    typer.echo(f"written to {directory / 'crl.pem'}: copy it to the directory of --tls-client-ca")
 
 
 @certs_app.command("crl")
 def certs_crl(
     directory: AuthorityDir = Path("certs"),
-    days: Annotated[float, typer.Option(min=0.001, help="When the next list is due.")] = 30.0,
+    days: Annotated[float, typer.Option(min=0.001, help="Days until the next list is due.")] = 30.0,
 ) -> None:
-    """Write the list of revoked certificates anew, before the next one is due."""
+    """Renew the certificate revocation list before it is overdue."""
     from fedsrv.identity.certificates import write_list
 
     due = write_list(directory, days)
     typer.echo(
-        f"written to {directory / 'crl.pem'}, the next one is due on {due:%Y-%m-%d}: bring it to "
-        "where --tls-client-ca lies"
+        f"written to {directory / 'crl.pem'}, next update due on {due:%Y-%m-%d}: copy it to the "
+        "directory of --tls-client-ca"
     )
 
 
@@ -87,12 +86,12 @@ def certs_crl(
 def certs_invite(
     identity: Annotated[str, typer.Argument(help="As of certs issue.")],
     directory: AuthorityDir = Path("certs"),
-    days: Annotated[float, typer.Option(min=0.001, help="How long it may be used.")] = 7.0,
+    days: Annotated[float, typer.Option(min=0.001, help="Days the invitation is valid.")] = 7.0,
     host: Annotated[
-        list[str] | None, typer.Option(help="A name the server or relay is reached by.")
+        list[str] | None, typer.Option(help="A host name or address of the server or relay.")
     ] = None,
 ) -> None:
-    """Print a token that gets one certificate, once, by fedcli enrol: give it to its site alone."""
+    """Print a one-time token with which one site gets its certificate (fedcli enrol)."""
     from fedsrv.identity.enrolment import invite
 
     typer.echo(invite(directory, identity, days, host or ()))
@@ -100,7 +99,7 @@ def certs_invite(
 
 @certs_app.command("invitations")
 def certs_invitations(directory: AuthorityDir = Path("certs")) -> None:
-    """List all invitations: their names, whom they are for, and what became of them."""
+    """List all invitations: name, identity and state."""
     from fedsrv.identity.invitations import listed
 
     for line in listed(directory):
@@ -110,12 +109,11 @@ def certs_invitations(directory: AuthorityDir = Path("certs")) -> None:
 @certs_app.command("withdraw")
 def certs_withdraw(
     which: Annotated[
-        str,
-        typer.Argument(metavar="NAME|IDENTITY", help="As certs invitations has it."),
+        str, typer.Argument(metavar="NAME|IDENTITY", help="A listed name or identity.")
     ],
     directory: AuthorityDir = Path("certs"),
 ) -> None:
-    """Take open invitations back: their tokens get no certificate any more."""
+    """Withdraw open invitations, so that their tokens are rejected."""
     from fedsrv.identity.invitations import withdraw
 
     for line in withdraw(directory, which):
@@ -124,7 +122,7 @@ def certs_withdraw(
 
 @certs_app.command("serve")
 def certs_serve(directory: AuthorityDir = Path("certs"), listen: Place = "127.0.0.1:50050") -> None:
-    """Give certificates to whoever is invited, where the authority's key lies, until Ctrl-C."""
+    """Serve certificates to invited sites until Ctrl-C, on the machine that has the CA's key."""
     from fedmodels.config.places import check_address
     from fedmodels.console.log_lines import LogLevel, set_up_logging
     from fedmodels.errors import Interrupted
@@ -135,7 +133,7 @@ def certs_serve(directory: AuthorityDir = Path("certs"), listen: Place = "127.0.
     check_address(listen, "--listen", lowest_port=0)
     end_on_sigterm()
     server, port = start_enrolling(directory, listen)
-    typer.echo(f"whoever is invited enrols at {listen.rpartition(':')[0]}:{port}")
+    typer.echo(f"invited sites enrol at {listen.rpartition(':')[0]}:{port}")
     try:
         server.wait_for_termination()
     except KeyboardInterrupt:

@@ -11,12 +11,11 @@ import typer
 def lineage(
     run: Annotated[Path, typer.Argument(help="The run directory.")],
     at: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="VERSION", help="All that one version was made of."),
+        int | None, typer.Option(min=1, metavar="VERSION", help="The data behind this version.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One object with all of it.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show who added which tasks, and how many rows, to each version of the model."""
+    """Show which clients' tasks and rows are in each version of the model."""
     from fedmodels.console.printable import json_text
     from fedsrv.state.lineage import lineage_of, lines_of, origin_lines
 

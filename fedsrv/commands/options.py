@@ -34,8 +34,8 @@ Hosts = Annotated[
     typer.Option(
         parser=_number_of_hosts,
         metavar="[N|auto]",
-        help="Client host processes; auto: one for each client up to the number of cores, or by "
-        "the free memory of GPUs.",
+        help="Number of processes that host clients; auto: one per client up to the number of "
+        "cores, or by free GPU memory.",
     ),
 ]
 HostCpus = Annotated[float, typer.Option(min=0.01, help="CPUs of a host, with --on ray.")]
@@ -44,54 +44,54 @@ HostGpus = Annotated[
 ]
 NodeDir = Annotated[
     Path | None,
-    typer.Option(help="With --on ray: data and states lie here on each node, not in OUT."),
+    typer.Option(help="With --on ray: where each node stores data and states, instead of in OUT."),
 ]
 Forecast = Annotated[
     bool | None,
     typer.Option(
         "--forecast/--no-forecast",
-        help="Try a client's work beside the first rounds, and say how long the run will take; "
-        "the default on a terminal.",
+        help="Estimate the run's duration from a trial during the first rounds; default on a "
+        "terminal.",
     ),
 ]
-Place = Annotated[str, typer.Option(help="HOST:PORT; port 0 is any free one.")]
+Place = Annotated[str, typer.Option(help="HOST:PORT to listen at; port 0 picks a free one.")]
 RunDirectory = Annotated[Path, typer.Option(help="The run directory.")]
 Certificate = Annotated[Path | None, typer.Option(help="The server's certificate.")]
 Key = Annotated[Path | None, typer.Option(help="Its key.")]
 ClientAuthority = Annotated[
-    Path | None, typer.Option(help="Authority of the clients: they must show certificates.")
+    Path | None, typer.Option(help="CA of the clients: requires client certificates (mutual TLS).")
 ]
 RevokedCallers = Annotated[
     Path | None,
-    typer.Option(help="Certificates that are revoked; by default crl.pem beside --tls-client-ca."),
+    typer.Option(help="Certificate revocation list; by default crl.pem next to --tls-client-ca."),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", help="Allow reachable addresses without TLS.")
+    bool,
+    typer.Option("--insecure", help="Allow addresses that other machines can reach without TLS."),
 ]
 AwaitsEvaluator = Annotated[
     bool, typer.Option("--evaluator", help="Wait for the evaluator before the first round.")
 ]
 OwnExamples = Annotated[
-    Path | None,
-    typer.Option(help="Examples of the server's own, for methods that train on them."),
+    Path | None, typer.Option(help="Examples at the server, for methods that train on them.")
 ]
 AtOnce = Annotated[
     int,
     typer.Option(
         min=1, max=16, metavar="N",
-        help="Of a queue: runs that are served side by side, at the N ports after that of "
-        "--listen, where cores and memory allow.",
+        help="For a queue: how many runs are served at once, on the N ports after that of "
+             "--listen, if cores and memory allow.",
     ),
 ]  # fmt: skip
 WaitForSites = Annotated[
     float,
     typer.Option(
         min=1, metavar="SECONDS",
-        help="Of a queue: a run that misses a site for so long lets those that wait go first.",
+        help="For a queue: after a site has been missing for this long, waiting runs go first.",
     ),
 ]  # fmt: skip
 PrintsEvents = Annotated[
-    bool, typer.Option(hidden=True, help="Print events; end with standard input.")
+    bool, typer.Option(hidden=True, help="Print events as JSON; end when standard input closes.")
 ]
 Without = Annotated[
     list[int] | None,
@@ -99,7 +99,7 @@ Without = Annotated[
         "--without",
         metavar="CLIENT",
         min=0,
-        help="With --resume: go on without this client, from now on.",
+        help="With --resume: continue without this client from now on.",
     ),
 ]
 Forget = Annotated[
@@ -107,11 +107,11 @@ Forget = Annotated[
     typer.Option(
         "--forget",
         metavar="CLIENT[:TASK]",
-        help="With --resume: compute the run again from its beginning without this client, or "
-        "without this task of it.",
+        help="With --resume: recompute the run from the start without this client, or without "
+        "this task of it.",
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")]
 
 
 def check_without(

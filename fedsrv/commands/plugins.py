@@ -6,7 +6,7 @@ from fedmodels.console.options import AsRows, show
 
 
 def plugins(as_json: AsRows = False) -> None:
-    """List what is installed beside the core, and what it adds."""
+    """List the installed plugins and what they add."""
     from rich.table import Table
 
     from fedmodels import plugins as found

@@ -48,8 +48,8 @@ Allowed = Annotated[
     typer.Option(
         ALLOWED,
         metavar="NAME",
-        help="A name by which pages may be asked for, such as of a service or of a proxy; * stands "
-        "for any letters. Addresses and this machine's own name always may.",
+        help="A host name of the pages, such as a proxy's; * matches any letters. Addresses and "
+        "this machine's own name are always allowed.",
         rich_help_panel="Watching",
     ),
 ]
@@ -70,7 +70,7 @@ def _live_pages(host: str, port: int, allowed: tuple[str, ...]) -> tuple[Follow,
 
 
 DASHBOARD = Watcher(
-    "--dashboard", "A live page of the run; loopback unless HOST:PORT.", _live_page, _live_pages
+    "--dashboard", "A live page of the run; on loopback unless HOST:PORT.", _live_page, _live_pages
 )
 
 
@@ -126,7 +126,7 @@ def asked_for(
     allowed = tuple(filter(None, watched.get(ALLOWED, "").split(",")))
     if allowed and len(watched) == 1:
         options = " or ".join(watcher.option for watcher in watchers())
-        raise ConfigError(f"{ALLOWED} is for {options}, and none is given")
+        raise ConfigError(f"{ALLOWED} is only used with {options}")
     return [
         (watcher, *place_of(watched[watcher.option], watcher.option, insecure), allowed)
         for watcher in watchers()

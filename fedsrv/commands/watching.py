@@ -36,7 +36,7 @@ def _checked_place(place: str) -> str:
     try:
         return _checked(place)
     except ConfigError as error:
-        raise ConfigError(f"{error}; nor is it a directory") from None
+        raise ConfigError(f"{error}; it is no directory either") from None
 
 
 Place = Annotated[
@@ -57,7 +57,7 @@ Cert = Annotated[Path | None, typer.Option("--tls-cert", help="The watcher's cer
 Key = Annotated[Path | None, typer.Option("--tls-key", help="Its key.")]
 Revoked = Annotated[
     Path | None,
-    typer.Option("--tls-crl", help="Certificates that are revoked: no such server is asked."),
+    typer.Option("--tls-crl", help="Certificate revocation list; revoked servers are rejected."),
 ]
 
 
@@ -71,7 +71,7 @@ def status(
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Show where a run stands: commits, scores, clients, what it waits for; or a queue's runs."""
+    """Show a run's progress, scores and clients and what it waits for, or the runs of a queue."""
     from fedmodels.console.printable import json_text
     from fedsrv.progress.run_status import RunStatus
 
@@ -84,7 +84,7 @@ def status(
             shown = f"{run.run}: {run.state}{place}{line}"
             typer.echo(run.model_dump_json() if as_json else shown)
         if not (runs or as_json):
-            typer.echo("the queue has no runs: fedsrv submit puts one there")
+            typer.echo("the queue is empty: add a run with fedsrv submit")
         return
     else:
         found = RunStatus.of(_events(server, ca, cert, key, crl, seconds))
@@ -101,7 +101,7 @@ def watch(
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Follow a run until it ends, a line for each event.
+    """Follow a run until it ends, one line per event.
 
     Ends with 0 if the run has finished, else with 1 and a line that says why.
     """
@@ -109,7 +109,7 @@ def watch(
     from fedsrv.progress.event_lines import ENDED, EventFormatter, level_of
 
     formatter, finished = EventFormatter(), False
-    why = f"{server} ended without a word of why; fedsrv serve's last line may say more"
+    why = f"{server} ended without giving a reason; see the last line of fedsrv serve"
     for event in _events(server, ca, cert, key, crl, None):
         if as_json or level_of(event) > logging.DEBUG:
             typer.echo(event.to_json() if as_json else formatter.line(event))
@@ -139,14 +139,14 @@ def retire(
     server: Coordinator,
     clients: Clients,
     forget: Annotated[
-        bool, typer.Option("--forget", help="Drop the server's state of these clients alone, too.")
+        bool, typer.Option("--forget", help="Also delete what the server keeps of these clients.")
     ] = False,
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Let clients leave an open run for good, before its next round.
+    """Retire clients of an open run permanently, from the next round on.
 
     What they taught the shared model stays in it.
     """
@@ -163,7 +163,7 @@ def exclude(
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Set clients aside for good, before the next round of any run.
+    """Exclude clients permanently, from the next round on.
 
     What they sent before stays in the model. A resumed run leaves them out as well.
     """
@@ -175,13 +175,13 @@ def exclude(
 def set_aside(
     server: Coordinator,
     client: Annotated[int, typer.Option(min=0, help="Whose task it is.")],
-    task: Annotated[int, typer.Option(min=0, help="Which of its tasks, from 0.")],
+    task: Annotated[int, typer.Option(min=0, help="The number of the task, from 0.")],
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Set a task of an open run aside for good, before its next round: its client goes on without.
+    """Set a task of an open run aside permanently; its client continues without it.
 
     What the run has learned from it stays in the model. It is trained and scored no more.
     """
@@ -193,12 +193,11 @@ def set_aside(
 def classes(
     server: Coordinator,
     rename: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="OLD NEW", help="Let a class have another name."),
+        tuple[str, str] | None, typer.Option(metavar="OLD NEW", help="Rename a class.")
     ] = None,
     merge: Annotated[
         tuple[str, str] | None,
-        typer.Option(metavar="CLASS INTO", help="Let a class be part of another one, for good."),
+        typer.Option(metavar="CLASS INTO", help="Merge a class into another one, permanently."),
     ] = None,
     as_json: AsJson = False,
     ca: Authority = None,
@@ -206,7 +205,7 @@ def classes(
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """Show the classes of an open run; or rename one, or merge two, before its next round.
+    """Show the classes of an open run, or rename or merge some.
 
     Sites may go on calling a class as they did: the run knows its earlier names.
     """
@@ -235,16 +234,17 @@ def classes(
 def close(
     server: Coordinator,
     now: Annotated[
-        bool, typer.Option("--now", help="After the round under way, whatever is left to learn.")
+        bool,
+        typer.Option("--now", help="End after the current round, even if data are left to learn."),
     ] = False,
     ca: Authority = None,
     cert: Cert = None,
     key: Key = None,
     crl: Revoked = None,
 ) -> None:
-    """End an open run once it has learned all it has: clients store their final models."""
+    """End an open run once it has learned all data; clients store their final models."""
     _steer(server, ca, cert, key, crl, close=True, now=now)
-    when = "after the round under way" if now else "once it has learned all it has"
+    when = "after the current round" if now else "once it has learned all data"
     typer.echo(f"{server}: the run ends {when}")
 
 

@@ -216,7 +216,7 @@ def charts_of(run: RunRecord) -> Iterator[Chart]:
             yield cells_of(text, cells, "interaction", "task", "percent")
     if matrices := q.weight_matrices(run):
         at = max(matrices)
-        yield weights_of(f"Who helped whom, interaction {at}", run, matrices[at])
+        yield weights_of(f"Aggregation weights, interaction {at}", run, matrices[at])
     shares = {(client, at): weight for (at, client), weight in q.weight_vectors(run).items()}
     names = run.client_names
     yield cells_of("Who contributed", shares, "interaction", "client", y_names=names)

@@ -110,8 +110,8 @@ class Admission:
         """Return what the run takes of a description: all, where it has an end; or PayloadError."""
         if gone := [*Profile.parse(client, text).set_aside]:
             raise PayloadError(
-                f"client {client} has set its task {gone[0]} aside, and only a run with [schedule] "
-                "open = true passes tasks over: deal its data out anew without that task"
+                f"client {client} has set its task {gone[0]} aside, which only runs with "
+                "[schedule] open = true allow: prepare its data again without that task"
             )
         return text
 
@@ -155,9 +155,9 @@ class Admission:
         known = self._known.get(client) if isinstance(client, int) else None
         if known is not None and facts_in(known) != facts_in(text):
             raise PayloadError(
-                f"client {client} had other data when it first joined this run, by its "
-                "description; a run keeps the data that it began with, so begin a new run "
-                "(its [net] weights may be this run's exported model)"
+                f"client {client} described other data when it first joined this run, and a run "
+                "keeps its initial data: start a new run (its [net] weights may be this run's "
+                "exported model)"
             )
         strange = [name for name in profile.class_names if name not in self._names]
         if self._lists_names and strange:
@@ -202,8 +202,8 @@ class Admission:
         is_other = client not in (0, EVALUATOR) and bool(profile.train.any())
         if self._experiment.method.pools_data and is_other:
             raise OtherPartition(
-                f"client {client} has training examples of its own, and centralized trains on "
-                "client 0's alone: bring them together there, or set [method] data = 'own'"
+                f"client {client} has its own training examples, but centralized trains only on "
+                "client 0's: pool them there, or set [method] data = 'own'"
             )
 
     def _check_counted(self, client: ClientId, profile: Profile) -> None:
@@ -212,7 +212,7 @@ class Admission:
         told: CountDetail = profile.counted if profile.counted else "exact"
         if DETAILS.index(told) > DETAILS.index(needed):
             raise PayloadError(
-                f"client {client} announces {told} counts of its examples, and this run needs "
+                f"client {client} announces {told} counts of its examples, but this run needs "
                 f"{needed} ones: leave out --announce, or set [privacy] announce in its config"
             )
 
@@ -241,7 +241,7 @@ class Admission:
         try:
             most = self._most_tasks(client, profile.problem.num_classes)
         except ConfigError as error:
-            raise PayloadError(f"client {client} does not fit the config: {error}") from None
+            raise PayloadError(f"client {client} does not match the config: {error}") from None
         if profile.num_tasks > most:
             raise PayloadError(
                 f"client {client} announces {profile.num_tasks} tasks; [scenario] gives it {most}"

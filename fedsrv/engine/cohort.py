@@ -294,7 +294,7 @@ def first_failure(failed: Mapping[Any, str], round: Round, stage: str) -> str:
 def too_few(failed: Mapping[Any, str], round: Round, stage: str, needed: int) -> TooFewClients:
     """Return the error of a run that has too few results to go on; its line says what to do."""
     client = next(iter(failed))
-    without = f", and --resume --without {client} goes on without client {client}"
+    without = f", and --resume --without {client} continues without client {client}"
     advice = (
         f"; the run needs {needed} clients here ([server] min_clients, all of them without it): "
         f"--resume tries again{without if isinstance(client, int) else ''}"

@@ -41,7 +41,7 @@ def forecast(plan: Plan, trip: Trip, state: ServerState, wanted: int) -> dict[st
     try:
         there = [_held(plan, run, kept) for run in plan.run.of_each_net]
     except Exception as error:  # init_client of one's own may need what only a site has
-        log.warning("nobody knows what a client holds: %s: %s", type(error).__name__, error)
+        log.warning("the clients' data are unknown: %s: %s", type(error).__name__, error)
         there = []
     grown = kept * (up[1] - up[0])  # what a client may come to hold, and the coordinator of each
     ends = plan.steps[-1].ends_run

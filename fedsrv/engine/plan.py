@@ -258,7 +258,7 @@ class Plan:
 
     @property
     def spares_clients(self) -> bool:
-        """Whether the run goes on without clients that may train no more."""
+        """Whether the run continues without clients that may train no more."""
         return False
 
     def needed(self, clients: Sequence[ClientId], wanted: int | None = None) -> int:

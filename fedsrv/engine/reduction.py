@@ -169,8 +169,8 @@ def reduced(
     behind = {} if uploads.is_folded else _behind(method, ctx, state, uploads)
     if not behind:
         raise TooFewClients(
-            f"interaction {ctx.interaction + 1} cannot be reduced, and no single client is behind "
-            f"it: {reason}; the state before it is kept, and --resume goes on from there"
+            f"interaction {ctx.interaction + 1} cannot be aggregated, by no single client's "
+            f"fault: {reason}; the state before it is kept, and --resume continues from there"
         )
     left = uploads.of(uploads.keys() - behind)
     failed = first_failure(behind, ctx.round, "reduction")

@@ -123,7 +123,7 @@ class ReportValidator:
         """Check the report of an upload; PayloadError names the first impossible fact."""
         for field, _ in report.ListFields():
             if field.name not in REPORTED:
-                raise PayloadError(f"the report holds {field.name}, which nobody asked for")
+                raise PayloadError(f"the report has {field.name}, which was not requested")
         for name in report.withheld:
             if name not in WITHHELD or list(report.withheld).count(name) > 1:
                 raise PayloadError(f"the report says that it keeps {name[:50]!r} to itself")
@@ -132,7 +132,7 @@ class ReportValidator:
         self._check_numbers(client, order, report)
         is_last = order.kind == rpc.ORDER_KIND_FINISH and client != EVALUATOR
         if not re.fullmatch(r"[0-9a-f]{64}" if is_last else "", report.state_sha256):
-            what = "no digest of a state" if is_last else "a digest that nobody asked for"
+            what = "no digest of a state" if is_last else "a digest that was not requested"
             raise PayloadError(f"the report holds {what}")
         trains = order.kind == rpc.ORDER_KIND_TRAIN
         known = reported(self.method, self.run) - OWN_KEYS if trains else frozenset[str]()
@@ -168,7 +168,7 @@ class ReportValidator:
     def _check_trained(self, client: ClientId, order: rpc.Order, report: rpc.Report) -> None:
         """Check that a training read tasks that the order allows, of the examples announced."""
         if order.kind != rpc.ORDER_KIND_TRAIN or not isinstance(client, int):
-            raise PayloadError("the report holds trained, which nobody asked for")
+            raise PayloadError("the report has trained, which was not requested")
         if self.run.experiment.privacy is not None:
             raise PayloadError("the report holds trained, which a run with [privacy] has not")
         now = self.steps[order.interaction].task_of(client)
@@ -260,7 +260,7 @@ class ReportValidator:
         """Check that each confusion was asked for, once, and adds up to the counts of its view."""
         views = [each.view for each in report.confusions]
         if len(set(views)) < len(views) or (views and not order.confusion):
-            raise PayloadError("the report holds confusions that nobody asked for")
+            raise PayloadError("the report has confusions that were not requested")
         classes, rule = self.run.problem.num_classes, self.method.rules[0]
         for each in report.confusions:
             if len(each.counts) != classes**2:
@@ -304,7 +304,7 @@ class ReportValidator:
         views = [each.view for each in report.probabilities]
         asked = self.run.experiment.evaluate.probabilities and client != EVALUATOR
         if len(set(views)) < len(views) or not {*views} <= ({*order.views} if asked else set()):
-            raise PayloadError("the report tells of probabilities that nobody asked for")
+            raise PayloadError("the report has probabilities that were not requested")
         for each in report.probabilities:
             numbers = [each.ece, *([each.auroc] if each.HasField("auroc") else [])]
             if not all(0 <= number <= 1 for number in numbers):

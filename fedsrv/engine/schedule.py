@@ -112,7 +112,7 @@ def steps(
     """
     aside = aside or {}
     if trainers and {*trainers} <= aside.keys():
-        raise ConfigError("every client that trains was set aside (--without): nobody is left")
+        raise ConfigError("every client that trains was excluded (--without): none is left")
     if experiment.schedule.sampling == "poisson":
         chance = chance or _seeded(experiment.seed)
         found = list(_independent_visits(experiment, trainers, tasks, aside, chance, forgotten))

@@ -90,8 +90,8 @@ def enrol(directory: Path, secret: bytes, request: bytes) -> tuple[str, bytes]:
         if "certificate" in found:
             if found["key"] != numbers:
                 raise TokenUsed(
-                    f"the invitation of {uri} was used already, with another key: ask for another "
-                    "one; if nobody of yours used it, have the certificate revoked"
+                    f"the invitation of {uri} was already used with another key: ask for a new "
+                    "one; if none of your people used it, have the certificate revoked"
                 )
             return uri, str(found["certificate"]).encode()
         if datetime.now(UTC) > datetime.fromisoformat(str(found["until"])):
@@ -119,7 +119,7 @@ def _key_of(request: bytes, uri: str) -> ec.EllipticCurvePublicKey:
         asked = ", ".join(uris) or "nobody"
         raise NoRequest(f"the request is for {asked}, and the invitation for {uri}")
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise NoRequest("the request's key is none of the curve P-256")
+        raise NoRequest("the request's key is not on the curve P-256")
     return key
 
 

@@ -104,7 +104,7 @@ def _narrowed(name: str, one: dict[str, Any], uris: Collection[str]) -> list[str
         one["void"] = f"was revoked on {datetime.now(UTC):%Y-%m-%d}"
         return [f"void: {which}"]
     one["without"] = sorted({*one.get("without", ()), *uris})
-    return [f"narrowed: {which} gives a certificate for {left} alone"]
+    return [f"narrowed: {which} now gives a certificate for {left} only"]
 
 
 def withdraw(directory: Path, which: str) -> list[str]:

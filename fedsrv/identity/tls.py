@@ -129,7 +129,7 @@ def silence_of(address: str, credentials: ChannelCredentials | None) -> str:
     if meaning and over_tls and "--tls-cert" in meaning:
         why += "; a watcher's certificate is made by fedsrv certs issue watcher"
     if not meaning:
-        why = f"is the address right, and the run still going on? {why}"
+        why = f"is the address right, and the run still in progress? {why}"
     return distrust(details, address) or f"no coordinator answers at {address}: {why}"
 
 

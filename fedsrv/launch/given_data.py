@@ -52,7 +52,7 @@ def check_given_data(experiment: Experiment, root: Path | None, option: str = "-
     if missing:
         wanted = len(beginners)
         raise ConfigError(
-            f"{option} {root} holds no data of client {', '.join(missing[:3])}, and the config "
+            f"{option} {root} has no data of client {', '.join(missing[:3])}, and the config "
             f"has [schedule] clients = {wanted}: at most {missing[0]} fit these data"
         )
 

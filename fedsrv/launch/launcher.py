@@ -342,7 +342,7 @@ class Launch:
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # the processes are ended in any case
             self.began.set()
-            line = f"stopped; add --resume to go on with the run in {self.out}"
+            line = f"stopped; add --resume to continue the run in {self.out}"
             raise Interrupted(line) from None
 
     def watch(self) -> None:
@@ -400,7 +400,7 @@ class Launch:
         elif said.status == 0:
             self.finished = True
         elif said.status is not None and self.is_draining:
-            raise RunStopped(f"stopped as asked; add --resume to go on with the run in {self.out}")
+            raise RunStopped(f"stopped as asked; add --resume to continue the run in {self.out}")
         elif said.status is not None and said.status > 0:
             raise RunFailed(self.failure or error_in(self._log("server")))
         elif said.status is not None:
@@ -444,7 +444,7 @@ class Launch:
         why = str(fact.get("why") or self._why(source, status))
         all_are_needed = self.experiment.server.min_clients is None
         if status == ConfigError.exit_code and all_are_needed:  # a restart is in vain
-            raise RunFailed(f"{source}: {why}; when that is mended, --resume goes on with the run")
+            raise RunFailed(f"{source}: {why}; fix that, then --resume continues the run")
         if status == SetOut.exit_code:
             self.ended.add(client)
             self.set_out.add(client)

@@ -77,7 +77,7 @@ class RayHosts:
         try:
             self._connected()
         except RunFailed as error:
-            raise RunFailed(f"{error}; then --resume goes on with the run") from None
+            raise RunFailed(f"{error}; then --resume continues the run") from None
 
     def why(self, status: int) -> str:
         """Return why all hosts have gone at once."""

@@ -272,7 +272,7 @@ def check_asynchronous(method: Method, run: RunFacts) -> None:
     elif not sent | everybodys <= of_net:
         reason = "other tensors than weights of the net are shared"
     elif not sent or sent != everybodys:
-        reason = "clients do not send the weights that they get"
+        reason = "clients do not send all the weights that they receive"
     else:
         return
     raise not_asynchronous(method.name, reason)

@@ -169,5 +169,5 @@ class OddUploads(ServerPart):
         return TooFewClients(
             f"{why}. Right after it clients failed, the first so: {first}. The run is back before "
             f"it: --resume computes interaction {shown} again, and --resume --without {client} "
-            f"goes on without client {client}"
+            f"continues without client {client}"
         )

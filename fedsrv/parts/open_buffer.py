@@ -43,7 +43,7 @@ class OpenBuffer(BufferedRounds):
             ConfigError: the method learns at the end of tasks.
         """
         if asked(parts.method, "learns_at_task_end", {}, False):
-            why = "it learns at the end of a task, and nobody knows which round of a task is last"
+            why = "it learns at the end of a task, and which round of a task is last is unknown"
             raise not_asynchronous(parts.method.name, why)
         super().__init__(parts, interaction)
         self._still_owed, self._owed = owed, dict[int, int]()

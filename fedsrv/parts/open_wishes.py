@@ -82,8 +82,8 @@ def checked(
     others = [*(name for name, other in classes.labels.items() if other != label), *coming]
     if like := near(now, [name for name in others if name != now]):
         raise PayloadError(
-            f"{said!r} differs from {printable(like, SHOWN)!r}, another class of the run, in case "
-            "or spaces alone"
+            f"{said!r} differs only in case or spaces from {printable(like, SHOWN)!r}, another "
+            "class of the run"
         )
     return ClassChange(change.old, now)
 

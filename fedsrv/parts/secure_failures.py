@@ -50,6 +50,6 @@ class SpoiledSums:
 def spoiled_line(clients: Sequence[int]) -> str:
     """Return the line that says who takes part in no further sum."""
     return (
-        f"{clients_text([*map(str, clients)])} take part in no further secure sum: their last "
-        f"{IN_A_ROW} came to nothing, as if one of them had lied"
+        f"{clients_text([*map(str, clients)])} are excluded from secure sums: their last "
+        f"{IN_A_ROW} failed, as if one of them had lied"
     )

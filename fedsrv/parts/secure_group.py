@@ -260,4 +260,4 @@ def check_fields(said: rpc.SecureAnswer, known: Iterable[str]) -> None:
     """
     for field_, _ in said.ListFields():
         if field_.name not in known:
-            raise PayloadError(f"it says {field_.name!r}, which nobody asked for")
+            raise PayloadError(f"it has {field_.name!r}, which was not requested")

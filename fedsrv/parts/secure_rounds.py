@@ -237,7 +237,7 @@ class SecureRounds(Exchange):
                 if away := [client for client in group if client not in there]:
                     why = f"its fixed group lacks clients {', '.join(map(str, away))}"
                 elif anew := self._begun_anew(group):
-                    why = f"client {anew[0]} begins anew, and all of its fixed group begin as one"
+                    why = f"client {anew[0]} starts over, but its fixed group must start as one"
                 if why:
                     found.failed |= dict.fromkeys(there.intersection(group), why)
                     there -= {*group}
@@ -463,7 +463,7 @@ class SecureRounds(Exchange):
         def check_report(client: ClientId, _: rpc.Order, report: rpc.Report) -> None:
             for field_, _ in report.ListFields():
                 if field_.name not in ("secure_sum", "durable"):
-                    raise PayloadError(f"the report says {field_.name!r}, which nobody asked for")
+                    raise PayloadError(f"the report has {field_.name!r}, which was not requested")
             check(int(client), report.secure_sum)
 
         form, until = UploadForm(check_report=check_report), AllOf(max(needed, 0))
@@ -494,7 +494,7 @@ class SecureRounds(Exchange):
                 f"Client {client}: {why}{more}",
                 failed,
                 f"; a secure sum takes {self._needed(ctx.cohort)} of {len(ctx.cohort)} clients: "
-                f"--resume tries again, and --resume --without {client} goes on without client "
+                f"--resume tries again, and --resume --without {client} continues without client "
                 f"{client}",
             )
 
@@ -513,20 +513,17 @@ class SecureRounds(Exchange):
             known = {*range(self.parts.experiment.schedule.clients)}
             enough = not out or len(known - out - gone) >= MIN_GROUP
         if not enough:
-            what = "the secure sums of all groups keep coming to nothing"
+            what = "the secure sums of all groups keep failing"
             if self._fixed is not None and (anew := [*map(self._begun_anew, left)]):
                 what = (
-                    f"client {anew[0][0]} begins anew, and all of a fixed group begin from private "
-                    "states of one interaction"
+                    f"client {anew[0][0]} starts over, but all of a fixed group start from "
+                    "private states of one interaction"
                 )
             elif self._fixed is not None and gone:
                 names = clients_text([*map(str, sorted(gone))])
-                what = (
-                    f"each fixed group keeps coming to nothing, or lacks who takes no part any "
-                    f"more ({names})"
-                )
+                what = f"each fixed group keeps failing, or lacks clients that left ({names})"
             raise NoSumLeft(
-                f"{what}; [privacy.secure_sum] groups lets one group fail, and not all: begin "
+                f"{what}; [privacy.secure_sum] groups lets one group fail, and not all: start "
                 "another run with it, from this one's model if that is sound ([net] begin_from)"
             )
 

@@ -77,7 +77,7 @@ BY_HAND = "an operator set it aside"
 BY_SITE = "its site set it aside"
 MARKS = {
     "unusual": f"is {UNUSUAL}",
-    "drifted": "was announced after what its live model is asked had moved",
+    "drifted": "was announced after the inputs of its deployed model had drifted",
 }
 """What a client may say of a task, as its description calls it, and how a line says it."""
 
@@ -145,7 +145,7 @@ class OpenRuns(ServerPart):
             growths, _ = self._known()
             gone = {*clients, *retiring(self.store), *self.store.aside()}
             if {client for growth in growths for client in growth.tasks} <= gone:
-                raise PayloadError("nobody would be left: fedsrv close ends the run")
+                raise PayloadError("no client would be left: fedsrv close ends the run")
             told = [{"client": client, "forgets": forgets} for client in clients]
             self.store.decide(RETIRE, *told)
 
@@ -266,7 +266,7 @@ class OpenRuns(ServerPart):
         advice = (
             f"; --resume tries again, and sets the task aside of a client that failed "
             f"{self._stages.most_tries} times; at the site, fedcli drop-task --client-id {client} "
-            f"{task} does that now; --resume --without {client} goes on without client {client}"
+            f"{task} does that now; --resume --without {client} continues without client {client}"
         )
         return TooFewClients(failed.line, failed.reasons, advice) if task >= 0 else None
 
@@ -573,7 +573,7 @@ class Stages(Timetable):
         retired = tuple(c for c in wanted if c in plan.tasks and c not in plan.aside)
         aside = {**plan.aside, **dict.fromkeys(retired, interaction)}
         if plan.tasks.keys() <= aside.keys():
-            raise RunFailed("every client of the run has retired: nobody is left")
+            raise RunFailed("every client of the run has retired: none is left")
         moving, is_idle = {}, interaction >= len(plan.steps)
         gone = self._set_aside(plan)
         out = {*plan.set_aside, *gone}
@@ -657,7 +657,7 @@ class Stages(Timetable):
             if failed >= self.most_tries and self._owed.get(client):
                 place = client, plan.tasks[client] - 1
                 last = f"; the last one: {self._why[client]}" if client in self._why else ""
-                why = f"{failed} of its uploads came to nothing{last}"
+                why = f"{failed} of its uploads failed{last}"
                 if self._why.get(client, "").startswith(OrderDeclined.SAID):
                     why = f"its client {self._why[client]}"
                 found |= {place: why} if place not in plan.set_aside else {}

@@ -140,8 +140,8 @@ _LINES: Mapping[str, Callable[[Event], str]] = {
     "back": _said,
     "resting": _said,
     "refused": _said,
-    "growth": lambda e: f"the run goes on: {e.detail.get('line', '')}",
-    "resumed": lambda e: f"the run goes on after {_place(e)}",
+    "growth": lambda e: f"the run continues: {e.detail.get('line', '')}",
+    "resumed": lambda e: f"the run continues after {_place(e)}",
     "launcher": _said,
     "log": _said,
     "report": lambda e: f"report: {e.detail.get('path')}",
@@ -226,7 +226,7 @@ class ComingsLimit:
         if event.client in self._silenced:
             return ""
         self._silenced.add(event.client)
-        return f"client {event.client} comes and goes all the time: no more of it is told"
+        return f"client {event.client} keeps leaving and returning: this is not reported again"
 
 
 def tell(log: EventLog, prints: bool = False) -> None:

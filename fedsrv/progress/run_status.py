@@ -407,7 +407,7 @@ def _who_works(run: Path) -> str:
         refuse_in_use(run)
     except RunFailed:
         return ""
-    return "no process of this machine works on it; the command that began it goes on with --resume"
+    return "no process on this machine works on it; its command continues it with --resume"
 
 
 def by_number(client: str) -> tuple[int, str]:

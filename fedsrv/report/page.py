@@ -42,8 +42,8 @@ CLASSES = (
     "no matrix."
 )
 PICTURES = (
-    "Drawn by clients of the group's first run for themselves, where their directories lie in the "
-    "run's: their test data among prototypes, images they replay."
+    "Drawn by clients of the group's first run, if their directories are in the run's: "
+    "their test data among prototypes, images they replay."
 )
 TASKS = (
     "Mean accuracy over the clients scored on a task, and on each task after each was learnt: what "

@@ -26,11 +26,11 @@ def edited(db: sqlite3.Connection, run_id: str) -> Iterator[str]:
         json.loads(text) for (text,) in db.execute("SELECT statement FROM chain ORDER BY number")
     ]
     if any("rows" in one for one in said):
-        yield "it was put into the form of an earlier version"
+        yield "it was converted to the format of an earlier version"
         return
     facts = {str(key): str(value) for key, value in db.execute("SELECT key, value FROM meta")}
     if facts.get(SEAL, seal_of(facts)) != seal_of(facts):
-        yield "what it says of the run as a whole is not what was written"
+        yield "its row about the whole run is not what was written"
     links, before = dict[int, str](), run_id
     query = f"SELECT {_COLUMNS}, link FROM interactions ORDER BY 1"
     for number, *content, link in db.execute(query):
@@ -65,7 +65,7 @@ def _other_records(said: Sequence[Mapping[str, Any]], links: Mapping[int, str]) 
     first = min(told, default=0)
     for number in sorted({*told, *links}):
         if number not in links:
-            yield f"the history tells of interaction {number + 1}, and no record does"
+            yield f"the history has interaction {number + 1}, but no record has"
         elif number >= first and told.get(number) != links[number]:
             yield f"what is recorded of interaction {number + 1} is not what the history says"
 

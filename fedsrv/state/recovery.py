@@ -48,8 +48,8 @@ def recover(run: Path, say: Callable[[str], None]) -> int:
         with writing(run):
             if _is_whole(run):
                 raise ArchiveError(
-                    f"{run / 'run.db'} is whole: there is nothing to recover, and nothing was "
-                    f"changed; go on with --resume --out {run}"
+                    f"{run / 'run.db'} is intact: nothing to recover, and nothing was changed; "
+                    f"continue with --resume --out {run}"
                 )
             return _recover(run, say)
     finally:
@@ -93,10 +93,10 @@ def _recover(run: Path, say: Callable[[str], None]) -> int:
         f"run {run_id[:8]}: interactions 1 to {last + 1} are recovered, their records from "
         f"rounds.jsonl and the last state from server/; what follows is computed again"
     )
-    say("clients' descriptions are taken anew when they join")
+    say("clients describe their data again when they join")
     if aside:
         say(f"set aside in {run / ASIDE}: {', '.join(aside)}")
-    say(f"go on with --resume --out {run}")
+    say(f"continue with --resume --out {run}")
     return last
 
 
@@ -181,8 +181,8 @@ def _audited(run: Path, say: Callable[[str], None]) -> list[Mapping[str, Any]]:
         return [entry.facts for entry in read(run / AUDIT)]
     except (Broken, OSError, ValueError) as error:
         say(
-            f"{AUDIT} cannot be used ({error}): name who took no part, with --without or --forget; "
-            "whether a client had started over is lost"
+            f"{AUDIT} cannot be used ({error}): name excluded clients with --without or "
+            "--forget; whether a client had started over is lost"
         )
         return []
 

@@ -28,7 +28,7 @@ LATER = ("decisions", "roster")
 KEYS = {table: text.split()[0] for table, text in TABLES.items() if table != "chain"}
 """The column of the key of each table that statements cover; the chain covers itself."""
 _WHAT = {
-    "meta": "what it says of the run as a whole ({})",
+    "meta": "its row about the whole run ({})",
     "clients": "the description of client {}",
     "started_over": "after which interaction client {} started over",
     "interactions": "the record of interaction {}",

@@ -53,7 +53,7 @@ def require_place(path: Path, handle: int) -> None:
         there = False
     if not there:
         raise RunFailed(
-            f"{path} was renamed or deleted under the run: put it back, and go on with --resume"
+            f"{path} was renamed or deleted during the run: put it back, and continue with --resume"
         )
 
 
@@ -67,7 +67,7 @@ WRITTEN = {
     "tensorboard", ".lock", "logs", "clients", "data", *BESIDE,
 }  # fmt: skip
 """The files that a start writes into a run directory before clients can join."""
-GO_ON = "what is committed is kept: make room, and go on with --resume"
+GO_ON = "commits are kept: free some space, and continue with --resume"
 
 
 @contextlib.contextmanager
@@ -231,4 +231,4 @@ def refuse_existing(path: Path) -> None:
     if not is_vacant(path):
         refuse_in_use(path)
         what = "already holds a run" if (path / "run.db").exists() else "exists and is not empty"
-        raise ConfigError(f"{path} {what}; give --resume to go on with it, or another --out")
+        raise ConfigError(f"{path} {what}; add --resume to continue it, or choose another --out")

@@ -327,7 +327,7 @@ def read_run(path: Path) -> RunRecord:
     names = ("config.toml", "summary.json", "rounds.jsonl")
     texts = {name: _text(path / name) for name in names}
     if all(text is None for text in texts.values()):
-        raise ArchiveError(f"{path} is not a run directory: it holds none of {', '.join(names)}")
+        raise ArchiveError(f"{path} is not a run directory: it has none of {', '.join(names)}")
     try:
         config = tomllib.loads(texts["config.toml"] or "")
     except (ValueError, RecursionError) as error:
@@ -405,7 +405,7 @@ def _rows(text: str, path: Path) -> Iterator[Record]:
                 yield cast(Record, _object(line, f"{path} line {index}"))
             except ArchiveError as error:
                 raise ArchiveError(
-                    f"{error}; fedsrv launch --resume of this run writes the file anew"
+                    f"{error}; fedsrv launch --resume of this run rewrites the file"
                 ) from None
 
 

@@ -498,7 +498,7 @@ class Store:
             with writing(self.path):
                 self.ledger.keep_standings(self._unkept)
         except RunFailed as error:  # the next commit ends the run, if the disk still fails
-            log.error("who is there, and who is away, is not stored: %s", error)
+            log.error("the list of present and missing clients is not stored: %s", error)
             return
         self._unkept = {}
 
@@ -554,7 +554,7 @@ class Store:
         oldest = min(files.kept, default=0)
         if oldest > max(0, self.newest):  # older ones were pruned: later records were safe by then
             raise self.ledger.damaged(
-                f"it ends with interaction {self.newest + 1}, and the states begin with "
+                f"it ends with interaction {self.newest + 1}, but the states start with "
                 f"{oldest + 1}"
             )
         last, unusable = self._last_usable()

@@ -85,8 +85,8 @@ def _differing(
     trained = {c for record in (*told.values(), *committed.values()) for c in _cohort(record)}
     if unknown := trained - set(clients):
         yield (
-            f"run.db does not describe {named('client', unknown)}, who trained in this run, any "
-            "more; whoever joins with that id is taken at its word"
+            f"run.db no longer describes {named('client', unknown)}, who trained in this run; "
+            "the description of the next client with that id is accepted"
         )
 
 
@@ -212,7 +212,7 @@ def _other_than_stated(name: str, digest: str, said: list[dict[str, Any]]) -> st
     if may_be_cut_short and digest in (*stated[-2:-1], ""):
         return ""
     what = f"is not what the run wrote (sha256 {stated[-1][:12]}…)" if digest else "is gone"
-    return f"{name} {what}; --resume writes it anew"
+    return f"{name} {what}; --resume rewrites it"
 
 
 def _whole_lines(path: Path) -> list[str]:

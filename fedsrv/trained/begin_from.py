@@ -46,8 +46,8 @@ def begun(experiment: Experiment, out: Path) -> Experiment:
     moved = Path(net.begin_from) / Path(place).name
     if kept is not None and Path(kept).is_file() and not moved.is_file():
         raise ConfigError(
-            f"[net] begin_from = {net.begin_from!r}, and {out} began with {place}: a run keeps the "
-            "weights that it began with; put begin_from back, or begin a new run"
+            f"[net] begin_from = {net.begin_from!r}, but {out} started with {place}: a run "
+            "keeps its initial weights; restore begin_from, or start a new run"
         )
     if not Path(place).is_file() and moved.is_file():
         place = str(moved)  # the digest in the run's config says whether it is the same one
@@ -56,7 +56,7 @@ def begun(experiment: Experiment, out: Path) -> Experiment:
 
 def beginning_of(experiment: Experiment) -> dict[str, Any]:
     """Return of which run, interaction and classes the initial weights are."""
-    assert experiment.net.weights is not None, "the run begins from another one"
+    assert experiment.net.weights is not None, "the run starts from another one"
     try:
         return dict(load(experiment.net.weights)[1][KEY])
     except (ArchiveError, KeyError, TypeError) as error:

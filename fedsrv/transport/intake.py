@@ -65,7 +65,7 @@ class Push:
     ) -> Self:
         header, frame = read_chunk(data, rpc.PushHeader)
         if header is None:
-            raise PayloadError("a Push must begin with its header")
+            raise PayloadError("a Push must start with its header")
         return cls(header, frame, rest, len(data), is_whole=is_whole)
 
     def received(
@@ -156,7 +156,7 @@ class Begun:
         with self._lock:
             if self._push is not push or frame.offset != receiver.received:
                 if receiver.is_complete:
-                    raise NotReady("the upload came by another call; bring it again")
+                    raise NotReady("the upload arrived through another call; send it again")
                 raise Unfinished(receiver.received)
             receiver.feed(frame)
 
@@ -216,7 +216,7 @@ class Intake:
     def check(self, header: rpc.PushHeader) -> None:
         """Check that a Push of this kind may come at all; no client fails for this PayloadError."""
         if header.members:
-            raise PayloadError("nobody takes a sum here: each client brings its own upload")
+            raise PayloadError("no sums are accepted here: each client brings its own upload")
 
     def read(self, clients: Sequence[ClientId], push: Push, allocate: Allocate) -> Any:
         """Receive and check what a Push brings; return what :meth:`keep` gets.

@@ -29,7 +29,7 @@ from fedsrv.transport.refusals import NotReady
 from fedsrv.transport.sessions import Caller, Presence
 
 T = TypeVar("T")
-ISSUED_ANEW = "the order was issued anew; bring the result of the new one"
+ISSUED_ANEW = "the order was issued again; send the result of the new one"
 
 
 @dataclass(eq=False)

@@ -225,8 +225,8 @@ class RemoteCohort:
                 is_known = self.admission is not None and self.admission.known(client) is not None
                 if client not in self.sessions and not is_known:
                     raise PayloadError(
-                        f"client {client} has never joined this run, so nobody is to be told; "
-                        f"--resume --without {client} keeps it out"
+                        f"client {client} has never joined this run, so there is none to "
+                        f"exclude; --resume --without {client} keeps it out"
                     )
 
     def begin(self, classes: RunClasses) -> None:
@@ -298,7 +298,7 @@ class RemoteCohort:
         for client in self._taken_out.intersection(trip.missing()):
             is_spare = until.needed is not None and most - len(trip.failed) > until.needed
             if is_spare and not self.presence.is_there(client):
-                self.end_result(client, trip, "an operator let the run go on without it")
+                self.end_result(client, trip, "an operator excluded or retired it")
         return trip.is_decided() or self._holdings.lost is not None
 
     def _has_enough(self, trip: OpenTrip) -> bool:

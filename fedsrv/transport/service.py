@@ -246,7 +246,7 @@ class Service:
         self._check_open()
         admission = self.cohort.admission
         if admission is None or (text := admission.known(client)) is None:
-            raise PayloadError(f"client {client} never told this run of its data")
+            raise PayloadError(f"client {client} never described its data to this run")
         return description_of(text)
 
     def _check_says_how_to_cut(self, client: ClientId) -> None:
@@ -530,7 +530,7 @@ class Service:
         owners = self._numbers_of([one.client_id for one in request.set_aside], "has no tasks")
         self.cohort.check_known([*excluded, *numbered])
         if request.forget and not numbered:
-            raise PayloadError("nobody retires, so nobody is forgotten: name the clients")
+            raise PayloadError("no client to retire or forget: name the clients")
         if excluded and self._exclude is None:
             raise WrongRun("clients are excluded at the coordinator of their run")
         if excluded and self._exclude is not None:

@@ -158,11 +158,11 @@ class ClientWait:
                     return
                 if to_go > 0:
                     left = min(left, to_go)
-                rest = f"it goes on without them in {to_go:.0f} s"
+                rest = f"it continues without them in {to_go:.0f} s"
                 if for_the_living and not at_work:
                     rest += ", or once they count as gone"
                 if not enough():
-                    rest = "min_clients says that it cannot go on with fewer"
+                    rest = "min_clients does not allow fewer"
             notice.look(away, at_work, rest, self._is_silent, self._refusal, self._slow)
             self._changed.wait(left)
 

@@ -10,7 +10,7 @@ UNTOLD = "it could not do the order; its own log says why"
 WORDS: dict[int, str] = {
     rpc.FAILURE_REASON_UNSPECIFIED: UNTOLD,
     rpc.FAILURE_REASON_DECLINED: "a limit of privacy is reached; its own log says which",
-    rpc.FAILURE_REASON_REFUSED: "it refused what it was sent; its own log says why",
+    rpc.FAILURE_REASON_REFUSED: "it rejected what it received; its own log says why",
     rpc.FAILURE_REASON_STORAGE: "its data or states cannot be used; its own log says why",
     rpc.FAILURE_REASON_CONFIG: "it lacks what the run needs; its own log says what",
     rpc.FAILURE_REASON_TRAINING: "its training failed; its own log says why",

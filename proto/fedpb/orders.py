@@ -50,7 +50,7 @@ def read_order(
         return None  # the server ended the call: nobody waits for these clients any more
     header, frame = read_chunk(first, rpc.PullHeader)
     if header is None:
-        raise PayloadError("an order must begin with its header")
+        raise PayloadError("an order must start with its header")
     found: dict[str, Bundle] = {}
     begun = {} if begun is None else begun
     expected = specs(header.order)
@@ -85,7 +85,7 @@ def read_order(
             held.clear()
             held[receiver.digest] = found[part.role]
     if frame is not None:
-        raise PayloadError("an order goes on after its last part")
+        raise PayloadError("an order continues after its last part")
     return header, found
 
 
@@ -97,5 +97,5 @@ def _receiver_of(
         return Receiver(part.bundle, spec)
     found = begun.get(part.digest)
     if found is None or found.received != part.offset or found.header != part.bundle:
-        raise PayloadError(f"an order's {part.role} part goes on where nothing of it ended")
+        raise PayloadError(f"an order's {part.role} part continues where none of it ended")
     return found

@@ -78,7 +78,7 @@ def check_signature(public: bytes, said: bytes, signature: bytes) -> None:
             return key.verify(signature, said, _PSS, SHA256())
     except (InvalidSignature, UnsupportedAlgorithm, ValueError):
         raise PayloadError("the signature is not of what this side knows") from None
-    raise PayloadError("the key of its certificate is of none of the kinds EC, Ed25519 and RSA")
+    raise PayloadError("the key of its certificate is neither EC, Ed25519 nor RSA")
 
 
 def _number(client: int) -> bytes:

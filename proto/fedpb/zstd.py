@@ -53,7 +53,7 @@ def decompress_into(data: memoryview, place: memoryview) -> None:
     try:
         library, filled = _zstandard(), 0
     except ConfigError:
-        raise PayloadError("a frame is compressed with zstd, which nobody asked for") from None
+        raise PayloadError("a frame is compressed with zstd, which was not requested") from None
     try:
         reader = library.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(data)
         while filled < len(place) and (count := reader.readinto(place[filled:])):

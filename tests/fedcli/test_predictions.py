@@ -209,8 +209,8 @@ def test_an_exported_model_is_asked_as_the_run_s_own(of_photos, tmp_path, capsys
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["x.csv"], "say whose model it is: --run RUN --client ID, or --model FILE"),
-        (["--run", "r", "x.csv"], "say whose model it is"),
+        (["x.csv"], "choose a model: --run RUN --client ID, or --model FILE"),
+        (["--run", "r", "x.csv"], "choose a model"),
         (["--model", "m", "--client", "0", "x.csv"], "--model FILE says which model: leave out"),
     ],
 )
@@ -511,7 +511,7 @@ def test_a_file_without_an_answer_is_marked_and_the_others_are_answered(
     Image.new("RGB", (10, 10), (30,) * 3).save(place / "b.png")
     asked(of_photos, place, "--out", tmp_path / "p.csv", status=1)
     errors = capsys.readouterr().err
-    assert f"1 file has no answer, and the others have one: {place / 'a.png'}" in errors
+    assert f"1 file has no prediction, unlike the others: {place / 'a.png'}" in errors
     lost, found = rows_in(tmp_path / "p.csv")
     assert (lost["class"], found["class"]) == ("", "dark")
     assert lost["note"].startswith("no answer: ")

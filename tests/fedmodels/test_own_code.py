@@ -55,7 +55,7 @@ def test_what_was_checked_runs_though_the_file_changes_meanwhile(tmp_path):
     code(file, 2)
     renew(name)
     assert own(name).answer == 2
-    with pytest.raises(ConfigError, match="has changed since this run began"):
+    with pytest.raises(ConfigError, match="has changed since this run started"):
         own_name(f"{file}:Net", "net", digest, None)
     with pytest.raises(ConfigError, match="has other content"):
         own_name(f"{file}:Net", "net", digest, [file])

@@ -684,5 +684,5 @@ def test_compressed_bytes_that_nobody_asked_for(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     bundle = Bundle(weights={"w": torch.zeros(9)})
     receiver = Receiver(encode(bundle).header, BundleSpec.of(bundle))
-    with pytest.raises(PayloadError, match="compressed with zstd, which nobody asked for"):
+    with pytest.raises(PayloadError, match="compressed with zstd, which was not requested"):
         receiver.feed(RawFrame(0, 0, memoryview(b"few bytes"), 36))

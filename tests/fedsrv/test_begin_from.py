@@ -50,7 +50,7 @@ def test_a_run_begins_with_the_weights_of_another_one_and_says_so(digits, before
     shutil.copy(last, last.with_name("state-00000009.safetensors"))  # it went on
     again = beginning(before, out)
     assert again == experiment
-    with pytest.raises(ConfigError, match=r"other'?, and .*new began with .*: a run keeps the"):
+    with pytest.raises(ConfigError, match=r"other'?, but .*new started with .*: a run keeps its"):
         beginning(tmp_path / "other", out)
     run_in_process(again, digits, out, resume=True)
     record = records_of(out)[0]

@@ -20,7 +20,7 @@ def test_few_lines_are_all_told():
 def test_a_flood_ends_in_one_line_that_says_so():
     found = lines(ComingsLimit(), "3", [t / 100 for t in range(5_900)])
     assert found[MAX_COMINGS - 1] == f"joined at {(MAX_COMINGS - 1) / 100}"
-    assert found[MAX_COMINGS] == "client 3 comes and goes all the time: no more of it is told"
+    assert found[MAX_COMINGS] == "client 3 keeps leaving and returning: this is not reported again"
     assert set(found[MAX_COMINGS + 1 :]) == {""}
 
 

@@ -114,7 +114,7 @@ def test_a_client_without_the_package_says_what_is_missing_and_joins(monkeypatch
     monkeypatch.setitem(sys.modules, place, None)
     with caplog.at_level(logging.WARNING):
         assert not issubclass(traced_host(), TracedHost)
-    assert "no traces are told" in caplog.text
+    assert "traces are off" in caplog.text
     assert "pip install 'opentelemetry-exporter-otlp-proto-http" in caplog.text
 
 

@@ -193,10 +193,10 @@ def test_a_run_that_was_interrupted_here_goes_on(stop, done, tmp_path, monkeypat
     monkeypatch.setattr(InProcessCohort, "commit", interrupted)
     with pytest.raises(stop) as caught:
         fedtide.run(TINY, backend="inprocess", out=tmp_path / "run")
-    note = f"fedtide.open({str(tmp_path / 'run')!r}).resume() goes on with the run"
+    note = f"fedtide.open({str(tmp_path / 'run')!r}).resume() continues the run"
     assert getattr(caught.value, "__notes__", [note]) == [note]
     monkeypatch.undo()
-    with pytest.raises(ConfigError, match=r"run: fedtide\.open\(.*resume\(\) goes on"):
+    with pytest.raises(ConfigError, match=r"run: fedtide\.open\(.*resume\(\) continues"):
         fedtide.run(TINY, backend="inprocess", out=tmp_path / "run")
     ended = fedtide.open(tmp_path / "run").resume("inprocess")
     assert ended.summary["state_sha256"] == done.summary["state_sha256"]
@@ -240,7 +240,7 @@ def test_a_run_in_this_process_says_how_it_goes(tmp_path, capsys):
     def stop(line: str) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="goes on with the run"):
+    with pytest.raises(KeyboardInterrupt, match="continues the run"):
         fedtide.run(TINY, backend="inprocess", out=tmp_path / "stopped", progress=stop)
 
 
@@ -252,7 +252,7 @@ def test_no_process_outlives_what_follows_it(tmp_path):
         if "committed" in line:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="goes on with the run"):
+    with pytest.raises(KeyboardInterrupt, match="continues the run"):
         fedtide.run(TINY, {"schedule.rounds": 1000}, out=tmp_path / "run", progress=stop)
     with launching(tmp_path / "run"):
         pass  # nobody else holds it
@@ -333,7 +333,7 @@ def test_a_changed_file_is_another_run(tmp_path):
         TINY, {"method.name": f"{file}:Median"}, backend="inprocess", out=tmp_path / "run"
     )
     file.write_text(file.read_text() + "\n# changed\n")
-    with pytest.raises(ConfigError, match="has changed since this run began"):
+    with pytest.raises(ConfigError, match="has changed since this run started"):
         run.extend(1, backend="inprocess")
 
 
@@ -362,7 +362,7 @@ def test_a_file_that_was_edited_runs_as_it_is_now(tmp_path):
         ("Mine = 3", "is no method"),
         ("1\n1 / 0", r"mine.py cannot be run \(line 2\): ZeroDivisionError: division by zero$"),
         ("import sys\nsys.exit(0)", r"\(line 2\): SystemExit: 0; what a script does goes unde"),
-        ("import beside", "No module named 'beside'; a file is run by itself, without those besi"),
+        ("import beside", "No module named 'beside'; a file cannot import its neighbours: inst"),
         ("raise ValueError('a\\nb')", r"\(line 1\): ValueError: a$"),
         (
             "import fedtide\nclass Mine(fedtide.FedAvg):\n    held: list = []",

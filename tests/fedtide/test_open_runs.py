@@ -54,7 +54,7 @@ def test_what_cannot_be_is_refused_in_a_line(months, tmp_path):
         fedtide.open_run(config, out=tmp_path / "none")
     with pytest.raises(DataError, match=r"^data .*nowhere holds no client directory 0"):
         fedtide.open_run(config, data=months / "nowhere", out=tmp_path / "none")
-    with pytest.raises(ConfigError, match=r"^data .* holds no data of client 2, and"):
+    with pytest.raises(ConfigError, match=r"^data .* has no data of client 2, and"):
         fedtide.open_run(
             config, {"schedule.begin_with": 3}, data=months / "data", out=tmp_path / "none"
         )

@@ -68,7 +68,7 @@ def test_what_a_method_keeps_private_is_not_among_the_weights():
         ({"method": {"name": "mfcl"}}, "'mfcl' is more than a mean"),
         ({"method": {"name": "target"}}, "'target' is more than a mean"),
         ({"server": {"reduce": "median"}}, "reduce needs a coordinator"),
-        ({"compression": {"up": "int8"}}, "up needs a coordinator: a server half has none"),
+        ({"compression": {"up": "int8"}}, "up needs a coordinator, not a server half alone"),
     ],
 )
 def test_what_needs_a_coordinator_is_refused(tables, line):

@@ -263,7 +263,7 @@ def test_quantiles_are_in_their_order_in_a_csv(table, tmp_path):
     ("more", "line"),
     [
         ({"method": {"name": "gldp"}}, "'gldp' needs classes"),
-        ({"scenario": {"kind": "dirichlet", "alpha": 1.0}}, "deals out by class"),
+        ({"scenario": {"kind": "dirichlet", "alpha": 1.0}}, "partitions by class"),
         ({"training": {"loss": "focal"}}, "no loss of numbers"),
         ({"training": {"loss": "cross-entropy"}}, "no loss of numbers"),
         ({"training": {"class_weights": "balanced"}}, "class_weights belongs to loss"),
@@ -322,7 +322,7 @@ def test_noise_covers_the_unit_of_a_target(table):
 @pytest.mark.parametrize("more", [{"missing": "interpolate"}, {"rate": 1.0, "time": "age"}])
 def test_a_forecast_sees_no_row_after_its_window(table, more):
     columns = {"target": "progress", "window": 4, "horizon": 2, **more}
-    with pytest.raises(ConfigError, match="what is measured after it"):
+    with pytest.raises(ConfigError, match="adds later measurements"):
         config(table, data={"columns": {"features": ["bmi"], **columns}})
 
 

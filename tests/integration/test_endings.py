@@ -101,6 +101,6 @@ def test_a_client_that_is_stopped_leaves_with_a_line(loopback):
     assert all(event["detail"] == {"reason": "stopped"} for event in gone)
     assert client.wait() == STOPPED
     said = client.output()
-    assert said.splitlines()[-1].endswith("leaves the run; the same command takes part again")
+    assert said.splitlines()[-1].endswith("leaves the run; the same command rejoins")
     assert "Traceback" not in said
     run.finish(server, run.join("0-1"), run.join("2"))

@@ -140,7 +140,7 @@ def test_a_run_from_beginning_to_end(launch, whole_run, partition, tmp_path):
     ).read_text()
     status, output = launch(SHORT).end()
     assert status == 2
-    assert "already holds a run; give --resume" in output
+    assert "already holds a run; add --resume" in output
     longer = {**SHORT, "schedule": {"rounds": 3, "clients": 3}}
     status, output = launch(longer, "--resume", "--forecast").end()
     assert status == 0, output
@@ -205,7 +205,7 @@ def test_ctrl_c_leaves_a_resumable_run_and_nothing_else(launch, whole_run, steer
     run.process.send_signal(signal.SIGINT)
     status, output = run.end()
     assert status == 130
-    assert output.splitlines()[-1] == (f"stopped; add --resume to go on with the run in {run.out}")
+    assert output.splitlines()[-1] == (f"stopped; add --resume to continue the run in {run.out}")
     assert "Traceback" not in output
     assert gone(family)
     status, output = launch(LONG, "--resume").end()
@@ -264,7 +264,7 @@ def test_data_that_no_restart_mends_end_the_run_at_once(launch, partition, tmp_p
     last = output.splitlines()[-1]
     assert last.startswith("error: client-1: ")
     assert wanted in last
-    assert last.endswith("when that is mended, --resume goes on with the run")
+    assert last.endswith("fix that, then --resume continues the run")
     if what == "missing":
         file.write_text(json.dumps(said))
         status, output = launch(SHORT, "--data", str(data), "--hosts", "3", "--resume").end()
@@ -275,7 +275,7 @@ def test_pooled_training_refuses_data_that_are_dealt_out(launch, partition):
     """It would train on client 0's alone, and look like a bad upper bound."""
     status, output = launch(tables("centralized"), "--data", str(partition)).end()
     assert status == 2
-    assert "centralized trains on client 0's alone: leave out --data" in output.splitlines()[-1]
+    assert "centralized trains only on client 0's: leave out --data" in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_sigterm_drains_a_launched_run(launch, whole_run, steer):
     status, output = run.end()
     assert status == 128 + signal.SIGTERM, output
     *objects, last = output.splitlines()
-    assert last == f"stopped as asked; add --resume to go on with the run in {run.out}"
+    assert last == f"stopped as asked; add --resume to continue the run in {run.out}"
     kinds = {json.loads(line)["kind"] for line in objects}
     assert {"listening", "dashboard", "joined", "order", "commit", "draining"} <= kinds
     assert "launcher" in kinds

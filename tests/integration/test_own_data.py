@@ -89,7 +89,7 @@ def test_what_may_not_be_meant_is_said_at_the_start(tmp_path, typed):
     data = '[data]\nname = "table"\nroot = "rec.csv"\n[data.columns]\nclient = "who"\n'
     (tmp_path / "e.toml").write_text(data + END)
     notes = (
-        "note: classes 'Walk' and 'walk' differ in capitals or signs alone",
+        "note: classes 'Walk' and 'walk' differ only in case or punctuation",
         "note: column one has one value in all examples: leave it out of features",
     )
     launch = ("fedsrv", "launch", "e.toml", "--set", "schedule.rounds=1")

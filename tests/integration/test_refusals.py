@@ -168,7 +168,7 @@ def test_below_min_clients_the_run_stops_and_names_the_client(loopback, plain):
         "error: client 2 failed in round 1 (upload): its upload was refused: "
         "tensor 'weights/head/bias' holds NaN or infinite values; the run needs 3 clients "
         "here ([server] min_clients, all of them without it): --resume tries again, and --resume "
-        "--without 2 goes on without client 2"
+        "--without 2 continues without client 2"
     )
 
 

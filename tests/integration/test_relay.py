@@ -51,8 +51,8 @@ def test_one_relay_has_the_flat_digest_and_two_bring_one_sum_each(loopback):
     assert_same(found, run.alone)
     weights = uploaded(run.alone) - 18 * 8  # of three clients, six times, beside a count
     assert uploaded(found) == 18 * 8 + 2 * weights // 3, "one sum in float64 for three uploads"
-    line = "with --stay, a relay goes on with the next run that is served at 127.0.0.1:"
-    assert f"this relay ends with its run; {line}{run.port}" in relay.output()
+    line = "with --stay, a relay continues with the next run that is served at 127.0.0.1:"
+    assert f"this relay ends together with its run; {line}{run.port}" in relay.output()
     assert "WARNING" not in relay.output()
     assert "ERROR" not in relay.output()
 

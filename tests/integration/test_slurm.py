@@ -153,7 +153,7 @@ def test_a_sweep_follows_a_requeued_run_to_the_same_digest(node, tmp_path, steer
     node.start_soon(job)
     said, errors = sweep.communicate(timeout=300)
     assert (sweep.returncode, errors) == (0, ""), said
-    assert "stopped as asked; add --resume to go on" in log.read_text()
+    assert "stopped as asked; add --resume to continue" in log.read_text()
     alone = run_in_process(held, tmp_path / "out" / "data-seed3", tmp_path / "alone")
     swept = summary_of(tmp_path / "out" / "held-seed3")
     assert (swept["state_sha256"], swept["metrics"]) == (alone["state_sha256"], alone["metrics"])
@@ -165,7 +165,9 @@ def test_a_job_that_slurm_ends_for_good_is_submitted_again(node, tmp_path):
     preempt(node, swept.job)
     swept.begun(2)
     assert swept.end() == [""]
-    assert any(re.search(r"goes on as job \d+: job \d+ ended as PREEMPTED", x) for x in swept.said)
+    assert any(
+        re.search(r"continues as job \d+: job \d+ ended as PREEMPTED", x) for x in swept.said
+    )
 
 
 def test_a_cancelled_job_ends_its_run_in_one_line(node, tmp_path):

@@ -92,9 +92,9 @@ def lied_to(digits: Path, tmp_path: Path) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("client", "line"),
     [
-        ("1", "an order is for client 1, who is not of this process"),
-        ("evaluator", "an order is for client evaluator, who is not of this process"),
-        ("x\x1b[2J", r"an order is for client x\\x1b\[2J, who is not of this process"),
+        ("1", "an order is for client 1, which is not in this process"),
+        ("evaluator", "an order is for client evaluator, which is not in this process"),
+        ("x\x1b[2J", r"an order is for client x\\x1b\[2J, which is not in this process"),
     ],
 )
 def test_an_order_for_somebody_else_ends_the_process_with_a_line(client, line, lied_to, tmp_path):

@@ -92,7 +92,9 @@ def stream_of(header: rpc.PullHeader) -> Iterator[bytes]:
 
 def specs(order: rpc.Order) -> dict[str, BundleSpec]:
     if order.client_id not in ("0", "1"):
-        raise PayloadError(f"an order is for client {order.client_id}, who is not of this process")
+        raise PayloadError(
+            f"an order is for client {order.client_id}, which is not in this process"
+        )
     return {"common": BundleSpec(), "personal": BundleSpec()}
 
 
@@ -110,7 +112,7 @@ def test_orders_of_one_payload():
 
 
 def test_an_order_for_somebody_else_among_others():
-    with pytest.raises(PayloadError, match="client 7, who is not of this process"):
+    with pytest.raises(PayloadError, match="client 7, which is not in this process"):
         read_order(stream_of(orders("1", "7")), specs, {b"known": Bundle()})
 
 

@@ -230,7 +230,7 @@ def test_a_net_whose_file_has_changed_is_refused(tmp_path, monkeypatch, capsys):
     ):
         status, _, errors = typed(monkeypatch, capsys, module, *words)
         assert (status, len(errors)) == (2, 1)
-        assert "my_net.py has changed since this run began" in errors[0]
+        assert "my_net.py has changed since this run started" in errors[0]
 
 
 def test_creff_is_kept_with_the_head_that_was_scored(tmp_path):

@@ -121,7 +121,7 @@ def test_output_that_nobody_reads_ends_nothing():
         )  # fmt: skip
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
-        "standard output is lost (Broken pipe); going on",
+        "standard output is closed (Broken pipe); continuing",
         "the end",
     ]
 

@@ -107,9 +107,9 @@ def test_stream(tmp_path, fork_server):
             elif "close" in content:
                 first.until("report: ")
                 assert first.end() == 0
-    told = re.findall(r"the run goes on: (.*)", first.printed)
+    told = re.findall(r"the run continues: (.*)", first.printed)
     assert told == ["client 0 with another task", "client 1 with another task; new classes 2"]
-    assert all(f"the run goes on: {line}" in text for line in told)
+    assert all(f"the run continues: {line}" in text for line in told)
     assert "training data" in (tmp_path / "run" / "logs" / "client-1.log").read_text()
     rows = (tmp_path / "predictions.csv").read_text().splitlines()
     assert [row.split(",")[3] for row in rows].count("2") > 10, predicted

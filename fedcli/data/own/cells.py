@@ -104,7 +104,7 @@ def features_of(
     why = {name: _why_none(table, name, columns, skips) for name in others}
     found = tuple(name for name in others if not why[name])
     if not found:
-        raise DataError(f"{table.where} has no column of numbers beside the label: set features")
+        raise DataError(f"{table.where} has no numeric column besides the label: set features")
     return found, {name: reason for name, reason in why.items() if reason}
 
 

@@ -176,8 +176,8 @@ def lines_of(path: Path, style: Style) -> list[int]:
                 line = style.begin + lines.line_num
         except csv.Error:
             raise DataError(
-                f"{path}: a cell of the row that begins in line {line} has more than "
-                f"{csv.field_size_limit()} letters: shorten it, or leave its column out"
+                f"{path}: a cell in the row that starts in line {line} has more than "
+                f"{csv.field_size_limit()} characters: shorten it, or leave its column out"
             ) from None
     return starts[1 + style.units :]
 

@@ -44,7 +44,7 @@ def opened(path: Path, columns: Columns, recipe: Recipe, since: Any) -> Iterator
             if not isinstance(item, h5py.Dataset):
                 continue
             if item.is_virtual or item.external:
-                raise DataError(f"{path}: {item.name} lies in another file, which is not followed")
+                raise DataError(f"{path}: {item.name} is in another file, which is not followed")
             if item.dtype.names and item.ndim == 1:
                 parts.append(_of_records(path, item))
             elif item.ndim == 1:

@@ -76,7 +76,7 @@ def _inputs_of(rows: Any, columns: Columns, root: Path) -> list[str]:
     others = [name for name in rows.column_names if name not in columns.named]
     found = list(columns.features or others)
     if not found:
-        raise DataError(f"{root} has no column beside the label: there is no input")
+        raise DataError(f"{root} has no column besides the label: there is no input")
     return found
 
 

@@ -201,7 +201,7 @@ def _images_of(
         where = f"{table.where}: column {columns.file!r} holds {printable(name, 100)!r} in "
         found = known.get(composed(name.removeprefix("./")), ())
         if len(found) != 1:
-            why = f"no image of this name lies there{hint}" if not found else (
+            why = f"there is no image of this name{hint}" if not found else (
                 f"both {found[0].relative_to(root)} and {found[1].relative_to(root)} are called "
                 "so: write the path"
             )  # fmt: skip

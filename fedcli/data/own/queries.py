@@ -55,7 +55,7 @@ def opened(path: Path, columns: Columns, recipe: Recipe, since: Since) -> Iterat
     if base is not None:
         check_inside(base, path.parent)
         if not base.is_file():
-            raise DataError(f"{base}, the data base of the recipe, is not there")
+            raise DataError(f"{base}, the database of the site mapping, does not exist")
     if base is not None and _begins(base) == SQLITE:
         names, frame = _of_sqlite(path, base, query, recipe, since)
     else:
@@ -152,8 +152,8 @@ def _in_time(path: Path, db: Any) -> Iterator[None]:
         if not over.is_set():
             raise
         raise DataError(
-            f"{path} took more than {QUERY_S} s, and is stopped: ask for less, or write what it "
-            "gives to a parquet file, and give that"
+            f"{path} took more than {QUERY_S} s and was stopped: select less, or write its "
+            "result to a parquet file and pass that"
         ) from None
     finally:
         timer.cancel()

@@ -46,7 +46,7 @@ OTHER_TABLES = {
         "tables of these kinds are not read: save them as CSV or parquet",
     ),
     **dict.fromkeys(
-        (".sqlite", ".db", ".duckdb"), "a data base is read by a query, in a file *.sql beside it"
+        (".sqlite", ".db", ".duckdb"), "a database is read by a query, in a file *.sql next to it"
     ),
     ".gz": "a packed table is read where its name ends in .csv.gz",
 }

@@ -239,7 +239,7 @@ def tasks_of(
     for owner, found in list(named.items())[:SHOWN]:
         first = "; ".join(f"{name}: {size}" for name, size in found[:SHOWN])
         if " and " in first:
-            first += f"; what has fewer than {FEW} examples goes with its neighbour"
+            first += f"; parts with fewer than {FEW} examples are merged into a neighbour"
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         who = f" of {printable(people[owner], MAX_LETTERS)}" if len(named) > 1 else ""
         log.warning("note: %s: %d tasks%s, and their examples: %s%s", source.roots[0], len(found),

@@ -91,7 +91,7 @@ def times_of(table: TableRows, columns: Columns, apart: Sequence[NDArray[np.str_
         known = columns.date_formats
         raise DataError(
             f"{_held(table, columns, int(wrong[0]))}, which is no time: "
-            + (f"none of date_formats fits, {', '.join(known)}" if known else "write numbers, or "
+            + (f"it matches no date_formats: {', '.join(known)}" if known else "write numbers, or "
             "texts such as 2026-05-31T12:00:00.5, 31.05.2026 12:00:00.5 or 12:00:00.5")
         )  # fmt: skip
     for rows in _recordings(apart):
@@ -296,7 +296,7 @@ def _of_dates(stamps: Any, dated: Any, table: TableRows, columns: Columns) -> An
     day_first, points = columns.day_first, dated[1] == "."
     by_day, by_month = first.gt(12) | points, second.gt(12)
     if day_first is None and by_day.any() and by_month.any():
-        other = "begins with the day, and others with the month"
+        other = "starts with the day, but others with the month"
         raise DataError(_unlike(by_day, by_month, other, table, columns))
     if day_first is None and (by_day.any() or by_month.any()):
         day_first = bool(by_day.any())

@@ -34,7 +34,7 @@ def prepared(source: Source, files: tuple[str, ...], read: Callable[[Source], Da
         try:
             return _open(place)
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, DataError) as error:
-            log.warning("%s is damaged and is made anew: %s", place, error)
+            log.warning("%s is damaged and is made again: %s", place, error)
     dataset = read(source)
     try:
         _keep(place, dataset)

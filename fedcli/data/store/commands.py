@@ -364,7 +364,7 @@ def export_partition(root: Path, out: Path, clients: Sequence[ClientId] | None =
         raise DataError(f"{out} holds something: choose another directory")
     wanted = range(len(store)) if clients is None else clients
     if EVALUATOR in wanted:
-        raise DataError(f"the {EVALUATOR} has no directory: its data lie in global-test")
+        raise DataError(f"the {EVALUATOR} has no directory: its data are in global-test")
     opened = [store.client(int(client)) for client in wanted]
     try:
         with written_whole(out) as place:

@@ -520,7 +520,7 @@ def _of_classes(read: Sequence[Inspected], *, whole: bool) -> Iterator[Finding]:
     for same in alike.values():
         if len(same) > 1:
             shown = " and ".join(repr(printable(name, MAX_LETTERS)) for name in same[:SHOWN])
-            yield Finding(f"classes {shown} differ in capitals or signs alone: one class?")
+            yield Finding(f"classes {shown} differ only in case or punctuation: one class?")
     known = [one for one in read if len(one.counts["train"]) == len(read[0].counts["train"])]
     held = np.sum([one.counts[part] for one in known for part in PARTS], axis=0)
     if whole and (held == 0).any():

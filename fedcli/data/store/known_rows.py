@@ -133,7 +133,7 @@ def known_rows(held: ClientData) -> Iterator[KnownRows]:
         raise ArchiveNotWritten(f"{place} cannot be used: {no_locks(error) or error}") from None
     except sqlite3.DatabaseError as error:
         raise DataError(
-            f"{place} cannot be used ({error}): delete it, and it is made anew of the tasks whose "
+            f"{place} cannot be used ({error}): delete it to rebuild it from the tasks whose "
             "data are still there"
         ) from None
 

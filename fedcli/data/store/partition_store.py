@@ -222,7 +222,7 @@ class StoredClient(ClientData):
             check_inside(about, store.root)
             grown = read_file(about, ClientFile)
             if not _goes_on(self.file, grown):
-                raise DataError(f"{about} does not go on from {store.place}: remove it")
+                raise DataError(f"{about} does not continue {store.place}: remove it")
             self.file = grown
         self._begin()
 

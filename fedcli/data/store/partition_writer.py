@@ -353,7 +353,7 @@ def groups_of(dataset: Dataset) -> IntArray:
     """
     groups = dataset.groups
     if groups is None:
-        raise DataError(f"{dataset.name} does not tell its subjects apart")
+        raise DataError(f"{dataset.name} does not identify its subjects")
     return groups
 
 

@@ -89,7 +89,9 @@ def cut(
         )
     before = cut_before(cache, client, (data, seed))
     if before is not None and (has_grown(before / str(client)) or not files.exists()):
-        log.info("client %s: goes on with what was cut before; %s is not read", client, files)
+        log.info(
+            "client %s: continues with the data prepared before; %s is not read", client, files
+        )
         if given is not None:
             recipe_in(given)
             remember_recipe(before / str(client), files, given)
@@ -111,8 +113,8 @@ def cut(
     if before is not None and joined and before != root:
         remember_recipe(before / str(client), files, given)
         log.warning(
-            "note: client %s: the recipe of the site is another one now: what comes from now on is "
-            "read by it; the run keeps what it began with. For a new run, give another --state-dir",
+            "note: client %s: the site mapping has changed: it applies to new data only. For a "
+            "new run that uses it for all data, choose another --state-dir",
             client,
         )  # fmt: skip
         return before
@@ -236,9 +238,7 @@ def recipe_now(source: Path, directory: Path, file: ClientFile, given: Path | No
 def changed_recipe(now: Mapping[str, Any] | None, last: Mapping[str, Any] | None) -> str:
     """Return in words that the recipe of two transforms is another one."""
     new, old = (digest_of((how or {}).get("recipe"))[:12] or "none" for how in (now, last))
-    return (
-        f"it is read by another recipe of the site than what came before: sha256 {new}, not {old}"
-    )
+    return f"it was read with another site mapping than earlier data: sha256 {new}, not {old}"
 
 
 def _has_joined(states: Path, client: int) -> bool:

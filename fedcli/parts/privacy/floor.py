@@ -85,5 +85,5 @@ def _told() -> Iterator[None]:
     except OrderDeclined as error:
         log.warning("%s: %s", OPTION, error)
         raise OrderDeclined(
-            "one more training would pass the epsilon that this client requires over all its runs"
+            "one more training would exceed this client's epsilon over all its runs"
         ) from None

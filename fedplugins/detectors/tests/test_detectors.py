@@ -163,7 +163,7 @@ def test_a_detector_of_a_file_runs_where_a_site_trusts_it(own, turned, tmp_path)
             taken = received_experiment(sent, "the server", code)
             assert detector_of(taken.evaluate.detector)().drift_detected is False
     Path(own[:-6]).write_text(ADWIN + "\n")
-    with pytest.raises(ConfigError, match="has changed since this run began"):
+    with pytest.raises(ConfigError, match="has changed since this run started"):
         experiment_of(experiment.to_dict(), "here")
 
 

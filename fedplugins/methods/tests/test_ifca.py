@@ -115,7 +115,7 @@ def test_common_layers_have_the_mean_of_all_clients(digits):
     ("common", "line"),
     [
         (["base/", "bse/"], "no weight of the net begins with 'bse/'"),
-        (["base/", "head/"], "there is one model alone"),
+        (["base/", "head/"], "there is only one model"),
     ],
 )
 def test_what_is_common_is_a_part_of_the_net(digits, common, line):

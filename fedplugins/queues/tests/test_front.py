@@ -304,7 +304,7 @@ def test_a_queue_without_runs_answers_status_and_health_and_takes_runs(
     cli = CliRunner()
     with listening(queue) as (address, front):
         check_health(address)
-        assert "has no runs" in cli.invoke(app, ["status", address]).output
+        assert "is empty" in cli.invoke(app, ["status", address]).output
         done = cli.invoke(app, ["submit", str(config), "--queue", address])
         assert done.output == "0001-wards\n"
         front.look(0.0)

@@ -134,7 +134,7 @@ def test_a_relay_of_one_run_says_how_to_go_on_with_the_next(monkeypatch):
     found = CliRunner().invoke(app, ["relay", "--up", "host:1", "--clients", "0-1"]).exception
     assert isinstance(found, RunGone)
     assert str(found) == (
-        "run aaaaaaaa is not served any more, and run bbbbbbbb is; with --stay, a relay goes on "
+        "run aaaaaaaa is not served any more, and run bbbbbbbb is; with --stay, a relay continues "
         "with the next run that is served at host:1"
     )
 

@@ -131,8 +131,8 @@ REFUSED: list[tuple[Any, str]] = [
     ({"inputs": [tensor([["1", 0.0]], (1, 2))]}, "no JSON array of numbers"),
     ({"inputs": [tensor([[True, 0.0]], (1, 2))]}, "true or false, which is no FP32"),
     ({"inputs": [tensor([[1, False]], (1, 2), datatype="INT8")]}, "which is no INT8"),
-    ({"inputs": [tensor()], "id": 7.5}, "the id of a request is a text, or a whole number"),
-    ({"inputs": [tensor()], "id": 2**53}, "the id of a request is a text, or a whole number"),
+    ({"inputs": [tensor()], "id": 7.5}, "the id of a request must be a string or an integer"),
+    ({"inputs": [tensor()], "id": 2**53}, "the id of a request must be a string or an integer"),
     ({"inputs": [tensor(shape=())]}, "it has 6 numbers, and its shape is []"),
     ({"inputs": [tensor(shape=(-1, 2))]}, "its shape is no list of sizes, such as [1, 2]"),
     ({"inputs": [tensor(shape=(1.5, 4))]}, "its shape is no list of sizes"),
@@ -322,7 +322,7 @@ def test_a_scrape_reads_no_model(tmp_path):
         assert [round_told(), round_told()] == [f"{number + 1}.0"] * 2
     assert live.reads == 0
     assert live.now().model.facts.round == 5
-    place.current.write_bytes(b"half")  # the model before goes on to answer
+    place.current.write_bytes(b"half")  # the previous model continues to answer
     assert round_told() == "6.0"
 
 

@@ -267,7 +267,7 @@ def test_without_the_option_no_label_is_taken_and_nothing_is_written(root, live,
     assert typed(*words, "--model", live.now().file)
     assert "are for a client's model" in capsys.readouterr().err
     assert typed(*words, "--run", tmp_path / "states", "--client", 7)
-    assert "own-data holds no data of client 7: name the directory" in capsys.readouterr().err
+    assert "own-data has no data of client 7: pass the parent" in capsys.readouterr().err
 
 
 # --- crashes --------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def test_labels_that_are_no_task_stay_beside_the_data(root, live, caplog, monkey
         patched.setattr(site, "add_task", refused)
         label(here, x, [NAMES[k] for k in y], live.now())
         here.end()
-    assert "labels that came are no task: they are in earlier tasks already" in caplog.text
+    assert "labels do not make a task: they are in earlier tasks already" in caplog.text
     assert np.load(root / "7/feedback-0/train_x.npy").shape == (12, 2)
     assert "earlier tasks" in (root / "7/feedback-0/why.txt").read_text()
     assert len(tasks_of(root)) == 1
@@ -441,7 +441,7 @@ def test_a_model_for_other_data_answers_and_nothing_of_it_is_kept(root, live, ca
     with pytest.raises(DataError, match=r"takes \[2\], and the client's data have \[3\]"):
         label(here, points(1)[0], ["no"], live.now())
     here.end()
-    assert "neither watched nor kept: the model takes [2]" in caplog.text
+    assert "neither monitored nor kept: the model takes [2]" in caplog.text
     assert here.watch.windows == 0
 
 

@@ -204,7 +204,7 @@ def test_a_job_that_ends_without_a_result_is_one_line(states, why, tmp_path, fak
     (line,), said = followed(tmp_path, fake, *states)
     assert line.startswith(f"one-seed0 failed: {why} (see {tmp_path}/jobs/")
     expected = [
-        f"one-seed0 goes on as job {job + 1}: job {job} ended as TIMEOUT" for job in (1, 2, 3)
+        f"one-seed0 continues as job {job + 1}: job {job} ended as TIMEOUT" for job in (1, 2, 3)
     ]
     assert said == (expected if "TIMEOUT" in why else [])
 

@@ -193,7 +193,7 @@ def test_other_ranges_are_another_search(sweep, tmp_path, monkeypatch):
 def test_a_search_of_which_nothing_comes_says_so(sweep, tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     diverges = {"trials": 2, "ranges": {"training.lr": {"low": 6.0, "high": 7.0}}}
-    with pytest.raises(RunFailed, match="no trial of FedAvg came to its end"):
+    with pytest.raises(RunFailed, match="no trial of FedAvg finished"):
         searched(monkeypatch, sweep(search=diverges), tmp_path / "out", Runs())
 
 

@@ -181,7 +181,7 @@ def test_a_plan_costs_by_its_runs(sweep, tmp_path):
         ({"columns": {"a\nb": "metrics.a_loc"}}, r"\[columns\]: 'a\\nb' is no name for a table"),
         ({"settings": {"\x1b[2J": []}}, r"\[settings\]: '\\x1b\[2J' is no name for a table"),
         ({"methods": {" ": "fedavg"}}, r"\[methods\]: ' ' is no name for a table"),
-        ({"against": "FedAvgg"}, "against = 'FedAvgg' is none of its methods"),
+        ({"against": "FedAvgg"}, "against = 'FedAvgg' is not one of its methods"),
         ({"preset": "no.toml"}, r"preset = 'no\.toml' is no file"),
         ({"preset": "studies/quickstart"}, r"preset = 'studies/quickstart' is no file, here or in"),
         ({"preset": "quickstrat"}, "Did you mean 'quickstart'"),
@@ -379,7 +379,7 @@ def test_a_partition_that_cannot_be_shared_stops_nothing(sweep, tmp_path, launch
     out, said = tmp_path / "out", list[str]()
     run_sweep(sweep(), out, seeds=[0], say=said.append)
     (line,) = {line for line in said if "cannot be written" in line}
-    assert line.startswith(f"{out / 'data-seed0'} cannot be written, so that every run deals out")
+    assert line.startswith(f"{out / 'data-seed0'} cannot be written, so every run makes")
     assert "| Local | 40.00 |" in (out / "table.md").read_text()
 
 
@@ -609,7 +609,7 @@ def test_ctrl_c_ends_a_sweep_with_one_line(sweep, tmp_path, launches, monkeypatc
     said = list[str]()
     monkeypatch.setattr(execution, "_run", interrupted)
     monkeypatch.setattr(execution.signal, "signal", lambda *_: None)
-    with pytest.raises(Interrupted, match="stopped; the same command goes on with the sweep"):
+    with pytest.raises(Interrupted, match="stopped; the same command continues the sweep"):
         run_sweep(sweep(reference=True), tmp_path / "out", seeds=[0], say=say)
     assert said[2:] == ["fedavg-seed0 was stopped"]
     assert len(launches.commands) == 2, "data dealt out, and one run"

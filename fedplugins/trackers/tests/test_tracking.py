@@ -287,7 +287,7 @@ def test_a_tracker_that_fails_ends_neither_the_run_nor_the_others(monkeypatch, t
     (line,) = caplog.messages
     assert (
         line == f"wandb failed and has metrics of no interaction, fedsrv track {tmp_path} sends it "
-        "the rest; the run goes on: quota exceeded details"
+        "the rest; the run continues: quota exceeded details"
     )
 
 
@@ -428,8 +428,8 @@ def test_a_run_can_be_sent_later(board, tmp_path, digits, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nowhere"], "nowhere holds no run: name the directory that --out made"),
-        (["run"], "run has no tracker: name one of tensorboard, mlflow, wandb by --to"),
+        (["nowhere"], "nowhere is not a run directory: pass the directory given to --out"),
+        (["run"], "run has no tracker: choose one of tensorboard, mlflow, wandb with --to"),
         (["run", "--to", "mlfow"], "--to mlfow is no tracker. Did you mean 'mlflow'?"),
     ],
 )
@@ -480,7 +480,10 @@ def test_a_tracker_that_cannot_begin_gets_two_lines_and_the_run_goes_on(up, tmp_
     assert caplog.messages[-1] == (
         f"{CANNOT_BEGIN}; the run ends without it: fedsrv track {tmp_path} sends it the rest"
     )
-    assert caplog.messages[:-1] in ([], [f"{CANNOT_BEGIN}; the run goes on, and it is tried again"])
+    assert caplog.messages[:-1] in (
+        [],
+        [f"{CANNOT_BEGIN}; the run continues, and it is tried again"],
+    )
 
 
 def test_a_tracker_that_comes_up_later_gets_all(up, tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ def is_among(key: str, keys: Iterable[str]) -> bool:
 def why_fixed(key: str, now: Experiment) -> str:
     """Return what keeps a changeable key as it is; empty if nothing does."""
     if now.scenario is not None and key in ("schedule.clients", "data.columns.missing"):
-        return f"{key} stays, since [scenario] has dealt the data out by it"
+        return f"{key} cannot change, because [scenario] partitioned the data by it"
     if now.privacy is not None and key in (
         "schedule.rounds", "schedule.clients", "server.min_clients",
     ):  # fmt: skip

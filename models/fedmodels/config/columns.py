@@ -218,8 +218,8 @@ class Columns(StrictTable):
                            ("rate", self.rate is not None)):  # fmt: skip
             if self.horizon is not None and is_on:
                 raise ConfigError(
-                    f"[data.columns] {key} puts into a row what is measured after it, and horizon "
-                    "predicts that: leave one out"
+                    f"[data.columns] {key} adds later measurements to a row, which horizon is "
+                    "to predict: leave one out"
                 )
         if self.client_from is not None and self.client is not None:
             raise ConfigError("[data.columns] client_from stands in place of client: give one")

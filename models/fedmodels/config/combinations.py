@@ -244,7 +244,7 @@ REFUSED: tuple[Refusal, ...] = (
     Refusal(("poisson sampling", "open runs"), POISSON),
     Refusal(
         ("availability", "open runs"),
-        "[schedule] availability does nothing with open = true: who has joined is there",
+        "[schedule] availability has no effect with open = true: joined clients are available",
     ),
     Refusal(
         ("asynchronous rounds", "open runs"),
@@ -309,9 +309,9 @@ REFUSED: tuple[Refusal, ...] = (
 )  # fmt: skip
 
 RESTS: Mapping[tuple[str, str], str] = {
-    ("odd uploads", "noise at the server"): "who counts would tell of single uploads",
-    ("odd uploads", "noise at clients"): "who counts would tell of single uploads",
-    ("odd uploads", "secure sums"): "masks hide how far an upload lies from others",
+    ("odd uploads", "noise at the server"): "which clients count would reveal single uploads",
+    ("odd uploads", "noise at clients"): "which clients count would reveal single uploads",
+    ("odd uploads", "secure sums"): "masks hide how far an upload is from the others",
 }
 """A part that is on unless another one is, which it would contradict, and why it rests then."""
 

@@ -34,7 +34,7 @@ def data_and_scenario(experiment: Experiment, option: str = "") -> tuple[Data, S
         if getattr(experiment, name) is None:
             given = f", or give a directory with one of each client's own as {option}"
             raise ConfigError(
-                f"the config has no [{name}]: add it to have data dealt out{given * bool(option)}"
+                f"the config has no [{name}]: add it to partition data{given * bool(option)}"
             )
     assert experiment.data is not None
     assert experiment.scenario is not None
@@ -100,7 +100,7 @@ def _of_the_other_kind(experiment: Experiment, whose: str, option: str) -> str:
     if experiment.method.pools_data:
         leave_out = f"leave out {option}, or "
         return (
-            f"{whose} is dealt out to clients, and centralized trains on client 0's alone: "
+            f"{whose} is partitioned among clients, but centralized trains only on client 0's: "
             f"{leave_out * bool(option)}make a pooled one with fedcli partition"
         )
     return (

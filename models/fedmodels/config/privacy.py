@@ -202,7 +202,7 @@ class Privacy(StrictTable):
         if self.level == "example" and self.where != "server":
             raise ValueError('where belongs to level = "client": clients hide their own examples')
         if self.where != "clients" and self.differs("colluders"):
-            raise ValueError('colluders belongs to where = "clients": else nobody else adds noise')
+            raise ValueError('colluders needs where = "clients": otherwise no client adds noise')
         return self
 
     def check_inputs(self, data: Data | None, scenario: Scenario | None) -> None:

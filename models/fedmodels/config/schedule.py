@@ -164,7 +164,7 @@ class Schedule(StrictTable):
     @model_validator(mode="after")
     def _selection_fits(self) -> Schedule:
         if self.over_select and not self.selects:
-            raise ValueError("over_select needs per_round below clients: there is nobody else")
+            raise ValueError("over_select needs per_round below clients: none is left to add")
         if self.sampling != "uniform" and not self.selects:
             raise ValueError(f'sampling = "{self.sampling}" needs per_round below clients')
         return self

@@ -77,7 +77,7 @@ class _Outlet(io.FileIO):
             with open(os.devnull, "wb") as nothing:
                 os.dup2(nothing.fileno(), self.fileno())
             with suppress(OSError):  # standard error may have the same reader
-                print(f"standard output is lost ({error.strerror}); going on", file=sys.stderr)
+                print(f"standard output is closed ({error.strerror}); continuing", file=sys.stderr)
             return memoryview(data).nbytes
 
 

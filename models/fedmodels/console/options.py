@@ -66,7 +66,7 @@ Sets = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda:K.")]
 Strict = Annotated[bool, typer.Option("--strict", help="Treat warnings about the data as errors.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors alone.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print only warnings and errors.")]
 Level = Annotated[
     LogLevel,
     typer.Option(

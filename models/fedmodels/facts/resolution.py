@@ -79,8 +79,8 @@ def _check_method_fits(experiment: Experiment, method: Method) -> None:
     views = experiment.evaluate.views
     if views and not {*views} & {*method.views}:
         raise ConfigError(
-            f"[evaluate] views = {list(views)}: {method.name} has {list(method.views)} alone, "
-            "so no model would be scored"
+            f"[evaluate] views = {list(views)}: {method.name} only has {list(method.views)}, so "
+            "no model would be scored"
         )
     for line in refusals(experiment, reads=method.reduction):
         raise ConfigError(line)

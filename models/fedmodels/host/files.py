@@ -95,7 +95,7 @@ def check_inside(path: Path, root: Path) -> None:
 def read_regular(path: Path, root: Path | None = None) -> bytes:
     """Return the content of a regular file below a root, if there is one; OSError of any other."""
     if root is not None and not lies_below(path, root):
-        raise OSError(errno.EINVAL, f"it lies outside of {root}", str(path))
+        raise OSError(errno.EINVAL, f"it is outside {root}", str(path))
     with open_regular(path) as file:
         return file.read()
 

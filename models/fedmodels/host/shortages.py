@@ -88,4 +88,4 @@ def too_few_files() -> str:
     if hard == resource.RLIM_INFINITY or hard >= FEWEST_FILES:
         resource.setrlimit(resource.RLIMIT_NOFILE, (FEWEST_FILES, hard))
         return ""
-    return f"this process may open {soft} files: it takes {FEWEST_FILES} (ulimit -n)"
+    return f"this process may open {soft} files, but needs {FEWEST_FILES} (ulimit -n)"

@@ -35,7 +35,7 @@ def exported(service: str) -> tuple[Spans | None, str]:
         line = f"traces need a package more: {pip_line('opentelemetry')}{more}"
     except Exception as error:  # of a variable's value
         line = str(error)
-    return None, f"no traces are told, as OpenTelemetry's variables ask: {line}"
+    return None, f"traces are off, although OpenTelemetry's variables ask for them: {line}"
 
 
 class Spans:

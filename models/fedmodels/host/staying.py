@@ -25,7 +25,7 @@ class Outcome(Enum):
     NOT_ALLOWED = "this site stays out of it"
     """By what the site itself says: again once the run was away, another one was served, or the
     site's files have changed."""
-    FOR_GOOD = "goes on without this site"
+    FOR_GOOD = "continues without this site"
     """As the run says: never again."""
 
     @classmethod

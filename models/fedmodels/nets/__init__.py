@@ -64,8 +64,8 @@ def make_net(
 
     if (dtype := torch.get_default_dtype()) is not torch.float32:
         raise ConfigError(
-            f"torch's default dtype is {dtype}, which code beside fedtide has set; nets are made "
-            "and trained in float32: torch.set_default_dtype(torch.float32)"
+            f"torch's default dtype was set to {dtype} outside fedtide, which trains in "
+            "float32: call torch.set_default_dtype(torch.float32)"
         )
     build = check_net(name, options)
     shape = tuple(input_shape)

@@ -398,8 +398,8 @@ class TrainedModel(nn.Module):
             return torch.zeros(0, len(self._labels))
         if len(inputs) == 1 and not self.net.takes_one:
             raise DataError(
-                "one input alone means nothing to this net, which normalises over the batch and "
-                "keeps no statistics; give several at once, as one .npy file"
+                "this net normalises over the batch and keeps no statistics, so it cannot take "
+                "a single input; pass several as one .npy file"
             )
         return torch.cat([of(part) for part in self.net.split(inputs, BATCH)]).cpu()
 

@@ -53,8 +53,8 @@ def own_name(name: str, table: str, sha256: str | None, trusted: Sequence[Path] 
         source = _source_of(place)
         if sha256 not in (None, hashlib.sha256(source).hexdigest()):
             raise ConfigError(
-                f"[{table}] {place} has changed since this run began (sha256 {sha256}); put the "
-                "old file back, or begin a new run"
+                f"[{table}] {place} has changed since this run started (sha256 {sha256}); put "
+                "the old file back, or start a new run"
             )
         return _taken(f"{place}:{inside}", source)
     for candidate in trusted:
@@ -206,7 +206,7 @@ def _why(error: BaseException, file: str) -> str:
     if isinstance(error, SystemExit):
         hint = "; what a script does goes under: if __name__ == '__main__'"
     elif isinstance(error, ModuleNotFoundError) and _is_beside(error.name or "", file):
-        hint = "; a file is run by itself, without those beside it: install what they hold"
+        hint = "; a file cannot import its neighbours: install what they contain"
     return f"{where}: {type(error).__name__}: {first}{hint}"
 
 

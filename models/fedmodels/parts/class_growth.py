@@ -247,7 +247,7 @@ def _check_net(run: RunFacts) -> None:
     nets = [run.for_classes(n).make_net().eval() for n in range(classes, classes + 3)]
     small, larger, largest = (weights_of(net) for net in nets)
     if not small.keys() == larger.keys() == largest.keys():
-        raise ConfigError("the net has other tensors for one class more")
+        raise ConfigError("with one more class, the net has other tensors")
     for key, tensor in small.items():
         rows = [len(w[key]) if tensor.dim() else 0 for w in (small, larger, largest)]
         same_rows = all(w[key].shape[1:] == tensor.shape[1:] for w in (larger, largest))

@@ -57,8 +57,8 @@ def _check_keys(experiment: Experiment) -> None:
             raise ConfigError(f"[data] {key} is of classes, and targets are learned: leave it out")
     if scenario is not None and scenario.name not in DEALS and not is_own(scenario.name):
         raise ConfigError(
-            f"[scenario] kind = {scenario.name!r} deals out by class, and targets are learned: "
-            "take natural or iid"
+            f"[scenario] kind = {scenario.name!r} partitions by class, but this run learns "
+            "targets: use natural or iid"
         )
     if scenario is not None and scenario.tail_gamma != 1:
         raise ConfigError("[scenario] a long tail is of classes, and targets are learned")

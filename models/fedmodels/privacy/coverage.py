@@ -48,8 +48,8 @@ def check_allowed(method: str, uncovered: Iterable[str], allow: Iterable[str]) -
     for name in named:
         if name not in found:
             raise ConfigError(
-                f"[privacy] allow names {name!r}, and no such thing leaves a client here; what "
-                f"does: {', '.join(found)}.{suggestion(name, found)}"
+                f"[privacy] allow names {name!r}, which does not leave a client here; these do: "
+                f"{', '.join(found)}.{suggestion(name, found)}"
             )
 
 

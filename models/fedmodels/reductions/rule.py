@@ -61,7 +61,7 @@ class RobustRule(AggregationRule):
             raise TooFewClients(
                 f"{self.settings.named} needs {self.settings.fewest_uploads} uploads that count, "
                 f"and interaction {facts.interaction + 1} has {len(counting)}: the state before it "
-                "is kept, and --resume goes on from there once enough clients are back"
+                "is kept, and --resume continues once enough clients are back"
             )
         found, shares = self._reduced(counting, facts.given.weights, facts.seed)
         return found, {client: shares.get(client, 0.0) for client in sent}

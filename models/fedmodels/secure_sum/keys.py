@@ -116,7 +116,7 @@ class Channel:
         try:
             plain = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], label)
         except (InvalidTag, ValueError):
-            raise PayloadError(f"the share of client {other} does not open") from None
+            raise PayloadError(f"the share of client {other} cannot be decrypted") from None
         if len(plain) != 2 * SHARE_BYTES:
             raise PayloadError(f"the share of client {other} has {len(plain)} bytes")
         return Share(plain[:SHARE_BYTES], plain[SHARE_BYTES:])

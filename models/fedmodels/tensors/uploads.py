@@ -220,8 +220,8 @@ class Uploads(Mapping[int, Bundle]):
         if self._sums is not None:
             if any(one.by_examples is uniform for one in self._sums.values()):
                 raise ConfigError(
-                    "prototypes were added up under masks in another way than the "
-                    "method's server half takes their mean: let weighs_prototypes say which"
+                    "the masked sum of prototypes is weighted differently than the method's "
+                    "mean: set weighs_prototypes accordingly"
                 )
             uniform = False  # a group counts by its clients then
         sent = self._sent if self._sums is None else {g: s.mean for g, s in self._sums.items()}
@@ -237,13 +237,13 @@ class Uploads(Mapping[int, Bundle]):
 
     def of(self, clients: Mapping[int, object] | set[int]) -> Uploads:
         """Return the uploads of some of the clients; only where they were not folded."""
-        assert not self.is_folded, "nobody can be taken out of a folded mean"
+        assert not self.is_folded, "no upload can be removed from a running mean"
         sent = {c: upload for c, upload in self._sent.items() if c in clients}
         return Uploads(sent, self._count, self._reduction, None, self._rule, self._facts)
 
     def alone(self, client: int) -> Uploads:
         """Return the upload of one client, which is its own mean; as :meth:`of`."""
-        assert not self.is_folded, "nobody can be taken out of a folded mean"
+        assert not self.is_folded, "no upload can be removed from a running mean"
         return Uploads({client: self._sent[client]}, self._count, self._reduction)
 
 

@@ -103,6 +103,6 @@ def check_server_optimizer(method: Method, run: RunFacts) -> None:
     shared = Bundle({key.removeprefix("weights/"): nothing for key in keys})
     if not trained_keys(method, run, shared):
         raise ConfigError(
-            "[server_optimizer] is for methods whose server keeps a mean of weights; the clients "
-            f"of {run.experiment.method.name!r} share none: leave it out"
+            "[server_optimizer] needs a method whose server averages weights; the clients of "
+            f"{run.experiment.method.name!r} share none: leave it out"
         )

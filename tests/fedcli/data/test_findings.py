@@ -49,7 +49,7 @@ CASES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "gaps": (([0, 1] * 8, [0, 1]), {}, "1 of 3 classes have no example: run"),
     "capitals": (
         (GOOD, [0, 1, 2]), {"class_names": ["walk", "Walk ", "run"]},
-        "classes 'walk' and 'Walk' differ in capitals or signs alone",
+        "classes 'walk' and 'Walk' differ only in case or punctuation",
     ),
     "constant": ((GOOD, [0, 1, 2], HALF), {}, "column 1 has one value in all examples"),
     "stand-in": (
@@ -75,7 +75,7 @@ def test_signs_that_mean_something_tell_classes_apart(tmp_path, names):
 )
 def test_other_spellings_of_a_class_are_found(tmp_path, names):
     client(tmp_path, 0, GOOD, [0, 1, 2], class_names=names)
-    assert any("alone: one class?" in str(finding) for finding in inspected(tmp_path)[1])
+    assert any("punctuation: one class?" in str(finding) for finding in inspected(tmp_path)[1])
 
 
 @pytest.mark.parametrize(("given", "about", "line"), CASES.values(), ids=CASES)

@@ -214,7 +214,7 @@ def test_a_client_of_a_store_has_its_added_tasks_in_its_own_directory(tmp_path):
     about = json.loads((root / "1" / "client.json").read_text())
     about["tasks"][0]["train"][0] += 1
     (root / "1" / "client.json").write_text(json.dumps(about))
-    with pytest.raises(DataError, match=r"client\.json does not go on from .*store: remove it"):
+    with pytest.raises(DataError, match=r"client\.json does not continue .*store: remove it"):
         PartitionStore(root).client(1)
 
 
@@ -544,7 +544,7 @@ def test_rows_that_a_lost_file_knew_alone_are_told_of(tmp_path, caplog):
     assert line.endswith("/0: data of task 0 cannot be read: which of their rows come again is "
                          "not known")  # fmt: skip
     known.write_bytes(b"no database" * 99)
-    with pytest.raises(DataError, match="delete it, and it is made anew of the tasks whose data"):
+    with pytest.raises(DataError, match="delete it to rebuild it from the tasks whose data"):
         add(repeats="keep")
     known.unlink()
     known.mkdir()
@@ -595,7 +595,7 @@ def test_what_arrives_is_checked_as_what_is_there(tmp_path):
 def test_a_damaged_file_of_known_rows_is_a_line(tmp_path):
     place, add = exports(tmp_path)
     (place / "0" / "rows.db").write_bytes(b"no database" * 99)
-    with pytest.raises(DataError, match=r"rows\.db cannot be used .*: delete it, and it is made"):
+    with pytest.raises(DataError, match=r"rows\.db cannot be used .*: delete it to rebuild it"):
         add()
     (place / "0" / "rows.db").unlink()
     assert add().known == (40, 8)

@@ -315,9 +315,7 @@ def test_without_its_package_a_photo_of_a_phone_names_it(tmp_path, monkeypatch):
     needs = ["pillow-heif>=1.0; extra == 'heic'"]
     monkeypatch.setattr("fedmodels.errors.requires", lambda _: needs)
     (tmp_path / "a.heic").write_bytes(struct.pack(">I", 24) + b"ftypheic" + b"\0" * 12)
-    line = (
-        r"HEIC, and to read it takes a package more: pip install 'pillow-heif>=1.0'; or save such"
-    )
+    line = r"HEIC photo, which needs another package: pip install 'pillow-heif>=1.0'; or save such"
     with pytest.raises(DataError, match=line):
         read_image(tmp_path / "a.heic")
     (tmp_path / "a.nef").write_bytes(b"no image")

@@ -103,10 +103,10 @@ def test_a_site_brings_such_a_folder(root, tmp_path):
     [
         (
             {"image": "ISIC_999"},
-            r"column 'image' holds 'ISIC_999' in line 4: no image of",
+            r"column 'image' holds 'ISIC_999' in line 4: there is no image of",
         ),
         ({"image": "ISIC_001"}, r"'ISIC_001' in line 4, and so does line 3"),
-        ({"image": "../meta"}, r"no image of this name lies there"),
+        ({"image": "../meta"}, r"no image of this name"),
         ({"dx": ""}, r"column 'dx' is empty in line 4"),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_run_deals_by_it_and_an_edited_file_is_refused(tmp_path):
     assert differences(elsewhere, made)[0].startswith('scenario.kind = "other.py:deal" in the con')
     written(tmp_path, body.replace("(0, 1, 2)", "(1, 0, 2)"))
     assert differences(experiment_of(tables), made)[0].startswith("scenario.code_sha256 = ")
-    with pytest.raises(ConfigError, match=r"mine\.py has changed since this run began"):
+    with pytest.raises(ConfigError, match=r"mine\.py has changed since this run started"):
         experiment_of(given.to_dict())
     with pytest.raises(DataError, match=r"another partition \(scenario.code_sha256 was"):
         launch_in_process(experiment_of(tables), tmp_path / "run", resume=True)

@@ -134,7 +134,7 @@ def test_launch_takes_a_store_for_data(tmp_path):
     check_net(experiment_of(own), stored)
     assert name_of(experiment_of(own), stored) == "tiny"
     more = experiment_of({**own, "schedule": {"clients": 4}})
-    with pytest.raises(ConfigError, match="holds no data of client 2, 3, and the config has"):
+    with pytest.raises(ConfigError, match="has no data of client 2, 3, and the config has"):
         check_given_data(more, stored)
 
 

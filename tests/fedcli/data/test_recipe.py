@@ -214,7 +214,7 @@ def test_a_change_takes_effect_from_the_next_arrival(site, tmp_path, caplog):
     changed = RECIPE.replace('"Temp", unit = "°F", factor = 0.5, offset = -10', '"T", unit = "°C"')
     (site / "site.toml").write_text(changed, "utf-8")
     added = add_task(root, 0, new, *how())
-    assert "it is read by another recipe of the site" in added.notes[0]
+    assert "it was read with another site mapping" in added.notes[0]
     grown = ClientData(client.directory)
     assert grown.arrays(1, "train")[0][0, :2].tolist() == [50, 98.5]
     assert grown.arrays(0, "train")[0].tolist() == client.arrays(0, "train")[0].tolist()
@@ -226,7 +226,7 @@ def test_a_change_takes_effect_from_the_next_arrival(site, tmp_path, caplog):
     given = tmp_path / "other.toml"
     given.write_text(changed.replace("half", "limit"), "utf-8")
     new.write_text(new.read_text().replace("51 %", "52 %"))
-    assert "another recipe" in add_task(root, 0, new, *how(), given=given).notes[0]
+    assert "another site mapping" in add_task(root, 0, new, *how(), given=given).notes[0]
     assert ClientData(client.directory).arrays(3, "train")[0][0, 2] == 0.5
 
 
@@ -307,7 +307,7 @@ def test_a_run_keeps_what_it_began_with(site, caplog):
     (state / "session.json").write_text("{}")
     (site / "site.toml").write_text(RECIPE.replace("half", "limit"), "utf-8")
     assert client_of(site).directory == client.directory
-    assert "the run keeps what it began with" in caplog.text
+    assert "it applies to new data only" in caplog.text
     (state / "session.json").unlink()  # it never joined
     assert client_of(site).directory != client.directory
 
@@ -323,7 +323,7 @@ def test_a_recipe_that_goes_back_to_an_earlier_one_changes_no_data_of_a_run(site
     (state / "session.json").write_text("{}")  # it joined with the second one
     (site / "site.toml").write_text(RECIPE, "utf-8")
     assert client_of(site).directory == second.directory
-    assert "the run keeps what it began with" in caplog.text
+    assert "it applies to new data only" in caplog.text
     (state / "session.json").unlink()
     assert client_of(site).directory == first.directory
     (state / "session.json").write_text("{}")  # and now with the first one

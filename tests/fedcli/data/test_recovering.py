@@ -184,7 +184,9 @@ def test_the_command_asks_the_coordinator_what_it_knows(data, tmp_path, monkeypa
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code
-    assert "does not tell what it knows of data: update fedsrv there" in capsys.readouterr().err
+    assert (
+        "cannot report what it knows about the data: update fedsrv there" in capsys.readouterr().err
+    )
 
 
 def test_data_of_another_problem_are_not_touched(data):

@@ -103,7 +103,9 @@ def test_a_row_is_named_by_its_line_in_the_file(tmp_path, content, line):
 
 def test_a_cell_that_is_too_long_is_named(tmp_path):
     (tmp_path / "a.csv").write_text(f"ax,label,note\n1,x,\n2,y,{'z' * 140_000}\n?,x,\n4,x,\n5,y,\n")
-    with pytest.raises(DataError, match="row that begins in line 3 has more than 131072 letters"):
+    with pytest.raises(
+        DataError, match="row that starts in line 3 has more than 131072 characters"
+    ):
         loaded(tmp_path / "a.csv", label="label", features=["ax"])
 
 

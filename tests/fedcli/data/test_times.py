@@ -90,7 +90,7 @@ def test_dates_may_be_written_in_several_ways(tmp_path):
         ),
         (
             ["31/05/2026 12:00", "05/31/2026 12:01"],
-            "holds '31/05/2026 12:00' in line 2, which begins with the day, and others with the "
+            "holds '31/05/2026 12:00' in line 2, which starts with the day, but others with the "
             "month, as '05/31/2026 12:01' in line 3",
         ),
         (

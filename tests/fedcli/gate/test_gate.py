@@ -467,7 +467,7 @@ def test_a_server_that_does_not_say_what_its_run_is_learns_nothing(
 ) -> None:
     told_by(monkeypatch, RUN, run_id="")
     (tmp_path / "own.csv").write_text("ax,ay,kind,walk\n" + "1,2,a,1\n" * 40)
-    with pytest.raises(LinkError, match="does not say what its run is"):
+    with pytest.raises(LinkError, match="does not show its config"):
         host_of([0], "127.0.0.1:1", tmp_path / "own.csv", tmp_path / "states", CPU,
                 rules=Rules.of(**rules))  # fmt: skip
 

@@ -59,7 +59,7 @@ def test_the_rules_of_a_file_are_those_of_the_options(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"--scores is given, and --rules .* has scores"):
         Rules.read(file, scores="none")
-    assert [*Rules().lines()] == ["no conditions: takes part in any run"]
+    assert [*Rules().lines()] == ["no conditions: joins any run"]
 
 
 @pytest.mark.parametrize(

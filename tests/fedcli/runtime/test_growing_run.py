@@ -175,7 +175,7 @@ def test_classes_are_the_clients_own_until_the_server_names_them(data, tmp_path)
         made.name(named)
         assert made.set_ups.classes == ("a", "b", "fox")
     made.name([])
-    with pytest.raises(LinkError, match="other classes than those that the run began with"):
+    with pytest.raises(LinkError, match="other classes than at the start of the run"):
         made.name(["a", "b"])
 
 
@@ -210,7 +210,7 @@ def test_a_description_is_read_again_before_the_next_order(data, tmp_path, caplo
     assert (held.num_tasks, stream.num_tasks, one.data.num_tasks) == (2, 2, 2)
     (data / "0" / "client.json").write_text("{")
     assert known.of(0).data.num_tasks == 2
-    assert "client 0 goes on with the data that it had: " in caplog.text
+    assert "client 0 continues with the data that it had: " in caplog.text
 
 
 def test_a_line_says_when_old_data_are_spare(caplog):
@@ -281,7 +281,7 @@ def test_a_task_from_outside_is_announced_once(enrolment, data, tmp_path, caplog
     news.look()
     news.look()
     assert enrolment.link.told == [(1, 2, ["a", "b", "fox"])]
-    assert "client 1: the server knows of its 2 tasks now" in caplog.text
+    assert "client 1: the server now knows its 2 tasks" in caplog.text
     enrolment.rejoin(dict(enrolment.members))
     assert enrolment.link.joined == [1, 1, 1, 2]
 
@@ -546,7 +546,7 @@ def test_the_command_adds_a_task(data, tmp_path, capsys):
     assert said(*place, source).strip().endswith(line)
     assert "is taken: it is task 1 already" in said(*place, source)
     assert "nowhere is not there" in said(*place, str(tmp_path / "nowhere"), ends=1)
-    assert "holds no data of client 0: name the directory" in said(
+    assert "has no data of client 0: pass the parent" in said(
         "--client-id", "0", "--state-dir", str(tmp_path / "none"), source, ends=2
     )
     shots(tmp_path / "more", "b")

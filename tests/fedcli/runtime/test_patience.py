@@ -49,7 +49,7 @@ def test_a_disk_that_is_full_for_a_while_changes_no_bit(tmp_path, monkeypatch, c
     (line, *_) = [r.getMessage() for r in caplog.records if "trying again in" in r.getMessage()]
     for part in (
         "client 0: cannot write ", "found/clients/0/state-00000000.safetensors",
-        "No space left on device", "make room", "min_clients and deadline_s",
+        "No space left on device", "free some space", "min_clients and deadline_s",
     ):  # fmt: skip
         assert part in line
 
@@ -136,7 +136,7 @@ def test_a_command_needs_some_open_files(monkeypatch, capsys):
     monkeypatch.setattr(shortages.resource, "setrlimit", lambda which, to: raised.append(to))
     with pytest.raises(SystemExit):
         commands.run_command(lambda *_, **__: None, [])
-    assert "this process may open 16 files: it takes 64 (ulimit -n)" in capsys.readouterr().err
+    assert "this process may open 16 files, but needs 64 (ulimit -n)" in capsys.readouterr().err
     limits["now"] = (16, 1024)
     commands.run_command(lambda *_, **__: None, [])
     assert raised == [(64, 1024)]

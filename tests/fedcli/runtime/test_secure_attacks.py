@@ -315,7 +315,7 @@ def test_another_round_or_payload_than_was_told_is_not_trained(world):
     with refused("another round or task"):
         world.clients[2].masked(order, upload(), upload(), world.form)
     order.round -= 1
-    with refused("the payload is another than the one that everybody was told of"):
+    with refused("the payload is not the one that all clients were told of"):
         world.clients[2].masked(order, upload(), upload(), world.form)
 
 

@@ -217,7 +217,7 @@ def test_one_attempt_shares_once(world):
     world.clients[3] = world.client(3)
     world.share(clients=[3])
     assert world.group.shared[3] == first, "a restart repeats the same bits"
-    with pytest.raises(PayloadError, match="asks the same twice, of other peers"):
+    with pytest.raises(PayloadError, match="asks the same twice, for other peers"):
         world.ask(3, rpc.ORDER_KIND_SHARE, _fewer(world))
 
 
@@ -237,7 +237,7 @@ WRONG_TO_TRAIN = {
     "fewer clients": (lambda a: setattr(a, "clients", 3), "not those of the shares"),
     "another most": (lambda a: setattr(a, "most", 1e9), "not those of the shares"),
     "no most": (lambda a: setattr(a, "most", float("nan")), "not those of the shares"),
-    "another payload": (lambda a: setattr(a, "payload", bytes(32)), "payload is another than"),
+    "another payload": (lambda a: setattr(a, "payload", bytes(32)), "payload is not the one"),
     "another key of its own": (peer(0, mask_key=ONE), "another mask key for this client"),
     "without itself": (without(0), "another mask key for this client"),
     "a replayed key": (lambda a: setattr(a.peers[2], "mask_key", a.peers[1].mask_key),
@@ -262,9 +262,9 @@ def test_one_attempt_masks_one_upload(world):
     world.clients[2] = world.client(2)
     again = world.mask(2, upload())
     assert torch.equal(first.weights["masked"], again.weights["masked"])
-    with pytest.raises(PayloadError, match="other numbers than before"):
+    with pytest.raises(PayloadError, match="gave other numbers"):
         world.mask(2, upload(0.26))
-    with pytest.raises(PayloadError, match="asks the same twice, of other peers"):
+    with pytest.raises(PayloadError, match="asks the same twice, for other peers"):
         world.mask(2, upload(), without(3))
     world.group.counted = (2, 3, 5)
     with pytest.raises(PayloadError, match="masks of other peers"):

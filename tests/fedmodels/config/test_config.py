@@ -218,7 +218,7 @@ def test_there_are_examples():
         (["evaluate.views=['global', 'global']"], "evaluate: views names 'global' twice"),
         (
             ["method.name=fedem", "evaluate.views=['global']"],
-            "[evaluate] views = ['global']: fedem has ['after_downlink'] alone",
+            "[evaluate] views = ['global']: fedem only has ['after_downlink']",
         ),
         (
             ["scenario.distinct_labels=true", "scenario.sharding=equal_size"],

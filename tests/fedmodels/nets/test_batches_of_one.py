@@ -131,6 +131,6 @@ def test_a_trained_net_without_statistics_judges_no_input_alone(tmp_path):
     facts = ModelFacts(f"{tmp_path / 'mine.py'}:Net", {}, (2,), 3)
     model = TrainedModel(facts, weights_of(net))
     assert model.predict(np.zeros((3, 2))).shape == (3,)
-    with pytest.raises(DataError, match="one input alone means nothing to this net"):
+    with pytest.raises(DataError, match="this net normalises over the batch"):
         model.predict(np.zeros((1, 2)))
     assert "depends on the inputs that are given with it" in model.caveats()[0]

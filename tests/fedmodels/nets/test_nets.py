@@ -346,7 +346,7 @@ def test_drop_path_keeps_the_mean_and_whole_samples():
 def test_another_default_dtype_is_refused():
     torch.set_default_dtype(torch.float64)
     try:
-        with pytest.raises(ConfigError, match=r"default dtype is torch\.float64, .*float32"):
+        with pytest.raises(ConfigError, match=r"default dtype was set to torch\.float64 .*float32"):
             make_net("digits-cnn", num_classes=10, input_shape=DIGIT)
     finally:
         torch.set_default_dtype(torch.float32)

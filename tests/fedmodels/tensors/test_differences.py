@@ -1,4 +1,4 @@
-"""How far an upload lies from what its client was given: norms by hand, projections against the
+"""How far an upload is from what its client was given: norms by hand, projections against the
 differences themselves."""
 
 import math

@@ -139,7 +139,7 @@ def test_no_client_is_behind_what_fails_for_everybody(raised):
     with pytest.raises(RunFailed) as caught:
         reduced(method, ctx, ServerState(Bundle(weights)), as_uploads(method, sent), 1)
     line = str(caught.value)
-    assert "no single client is behind it: method raises-for-tests: finish failed (test_f" in line
+    assert "no single client's fault: method raises-for-tests: finish failed (test_f" in line
     assert f"{raised}: boom" in line
 
 

@@ -107,7 +107,7 @@ def test_prototypes_of_three_clients_by_hand(weighting):
     assert torch.allclose(means.vectors, plain.vectors, atol=1e-5)
     assert torch.allclose(means.vectors[0, :2], torch.tensor([5.0, 2] if uniform else [6.5, 1]))
     assert means.counts.tolist() == ([2, 1] if uniform else [4, 2])
-    with pytest.raises(ConfigError, match="let weighs_prototypes say which"):
+    with pytest.raises(ConfigError, match="set weighs_prototypes"):
         uploads.mean_prototypes("class", 4, 6, uniform=not uniform)
     for hidden in (uploads[1].prototypes, uploads[1].weights):
         with pytest.raises(ConfigError, match="masks hide single uploads"):

@@ -117,14 +117,14 @@ def test_a_client_has_no_more_tasks_than_the_config_gives_it(scenario, client, t
 
 
 def test_a_config_that_does_not_fit_what_is_announced():
-    with pytest.raises(PayloadError, match=r"client 0 does not fit the config: .* 4 classes"):
+    with pytest.raises(PayloadError, match=r"client 0 does not match the config: .* 4 classes"):
         of(scenario={"kind": "replay_circulating"}).check(0, text())
 
 
 def test_data_may_not_change_within_a_run():
     admission = Admission({1: text()})
     admission.check(1, json.dumps(FACTS, indent=2))  # the same, written otherwise
-    with pytest.raises(PayloadError, match="client 1 had other data when it first joined"):
+    with pytest.raises(PayloadError, match="client 1 described other data when it first joined"):
         admission.check(1, text(tasks=FACTS["tasks"][:1]))
     with pytest.raises(PayloadError, match="the run has"):
         admission.check(0, OTHER)
@@ -137,9 +137,9 @@ def test_what_was_agreed_on_stays():
         come(admission, client, text())
     admission.settle()
     for later in (admission, of({c: text() for c in range(3)})):
-        with pytest.raises(PayloadError, match="client 1 had other data"):
+        with pytest.raises(PayloadError, match="client 1 described other data"):
             later.check(1, text(tasks=FACTS["tasks"][:1]))
-        with pytest.raises(PayloadError, match=r"had other data|the run has"):
+        with pytest.raises(PayloadError, match=r"described other data|the run has"):
             later.check(1, OTHER)
 
 

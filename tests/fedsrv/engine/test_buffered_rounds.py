@@ -278,7 +278,7 @@ def test_an_asynchronous_run_may_grow(digits, tmp_path):
         ("fedmlp", "its server half reads single uploads"),
         ("fedproto", "other tensors than weights of the net are shared"),
         ("fedem", "other tensors than weights of the net are shared"),
-        ("local", "clients do not send the weights that they get"),
+        ("local", "clients do not send all the weights that they receive"),
         ("mfcl", "its server sends parts to single clients"),
     ],
 )

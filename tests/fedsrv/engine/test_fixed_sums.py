@@ -105,7 +105,7 @@ def test_a_client_that_is_set_aside_ends_its_group_and_the_others_go_on(data, tm
     assert cohorts(stage) == [ODD, ODD]
     assert records_of(stage.out)[0]["failed"]["0"] == "its fixed group lacks clients 2"
     alone = Stage(six(groups=1), data, tmp_path / "alone", stage.lie)
-    line = r"each fixed group .* lacks who takes no part any more .client 2."
+    line = r"each fixed group .* lacks clients that left .client 2."
     with pytest.raises(RunFailed, match=line):
         alone.run(without=(2,))
 
@@ -126,7 +126,7 @@ def test_a_client_that_begins_anew_is_in_no_fixed_group(
 
     monkeypatch.setattr(Commits, "add", forgets)
     made = tiny_experiment(**{**six(groups=groups).to_dict(), "method": method})
-    why = "client 4 begins anew, and all of"
+    why = "client 4 starts over, but "
     run_in_process(made, data, tmp_path / "run")
     first, *others = records_of(tmp_path / "run")
     assert [one["cohort"] for one in (first, *others)] == [[*range(6)], *counts]
@@ -145,9 +145,9 @@ def test_a_group_that_keeps_coming_to_nothing_takes_no_further_part(data, tmp_pa
     records = records_of(stage.out)
     assert [r["secure_sum"]["void"] for r in records] == [[EVEN]] * IN_A_ROW + [[]] * 2
     assert [r["secure_sum"]["groups"] for r in records[-2:]] == [[ODD]] * 2
-    (line,) = [line for line in lines if "no further secure sum" in line]
+    (line,) = [line for line in lines if "excluded from secure sums" in line]
     assert line == (
-        "clients 0, 2, 4 take part in no further secure sum: their last 3 came to nothing, as if "
+        "clients 0, 2, 4 are excluded from secure sums: their last 3 failed, as if "
         "one of them had lied"
     )
 
@@ -169,7 +169,7 @@ def test_a_run_whose_only_group_keeps_coming_to_nothing_ends_with_a_line(data, t
         summary["state_sha256"]
         == Stage(six(1, groups=1), data, tmp_path / "one", on(silent, 9)).run()["state_sha256"]
     )
-    (line,) = [line for line in lines if "keep coming to nothing" in line]
+    (line,) = [line for line in lines if "keep failing" in line]
     assert line.startswith("the run ends after round 4: the secure sums of all groups keep")
     assert "groups lets one group fail" in line
 

@@ -304,7 +304,7 @@ def test_an_honest_run_tells_the_same_in_every_layout(digits, tmp_path):
 def test_below_min_clients_the_run_names_the_odd_one_and_how_to_go_on(digits, tmp_path):
     strict = tiny_experiment(schedule={"rounds": 1}, server={"min_clients": 3})
     stage = Stage(strict, digits, tmp_path / "run", poisoned(scaled(1e6)))
-    with pytest.raises(TooFewClients, match=r"client 2 failed in round 1 .*--without 2 goes on"):
+    with pytest.raises(TooFewClients, match=r"client 2 failed in round 1 .*--without 2 continues"):
         stage.run()
 
 

@@ -408,7 +408,7 @@ def test_clients_that_retire_are_asked_no_more_and_may_be_forgotten(own, tmp_pat
     records = records_of(out)
     assert records[-1]["growths"][0]["retired"] == [1]
     assert [record["cohort"] for record in records] == [[0, 1], [0]]
-    with pytest.raises(RunFailed, match="nobody is left"):
+    with pytest.raises(RunFailed, match="none is left"):
         opened(own, tmp_path / "other", retired=[0, 1])
 
 
@@ -455,7 +455,9 @@ def test_who_would_leave_nobody_in_the_run_is_told_so(own, tmp_path):
             part.offers()["retire"]([0])
         part._before = [Growth(Interaction(0), {0: 1, 1: 1})], {}
         part.offers()["retire"]([0], forgets=True)
-        with pytest.raises(PayloadError, match="nobody would be left: fedsrv close ends the run"):
+        with pytest.raises(
+            PayloadError, match="no client would be left: fedsrv close ends the run"
+        ):
             part.offers()["retire"]([1])
         part.offers()["close"](True)
         assert store.decided(RETIRE) == [{"client": 0, "forgets": True}]

@@ -31,7 +31,7 @@ OTHERS = [
     ({"scenario": {"gamma": 0.1}}, "scenario.gamma = 0.1 in the config, 1.0 there"),
     ({"scenario": {"kind": "iid"}}, 'scenario.kind = "iid" in the config, "per_class_shards"'),
     ({"schedule": {"clients": 2}}, "schedule.clients = 2 in the config, 3 there"),
-    ({"method": "centralized"}, "centralized trains on client 0's alone"),
+    ({"method": "centralized"}, "centralized trains only on client 0's"),
 ]
 
 
@@ -96,7 +96,7 @@ def test_pooled_training_refuses_clients_with_examples_of_their_own(digits):
     facts = json.loads(ClientData(digits / "1").announcement()) | {"partition": None}
     admission = Admission.of(tiny_experiment(method="centralized"), {})
     admission.check(0, json.dumps(facts))
-    with pytest.raises(OtherPartition, match="client 1 has training examples of its own"):
+    with pytest.raises(OtherPartition, match="client 1 has its own training examples"):
         admission.check(1, json.dumps(facts))
 
 
@@ -168,5 +168,5 @@ def test_a_client_announces_no_place(tmp_path, digits):
     admission.check(1, told)
     facts = json.loads(told)
     facts["tasks"].pop()
-    with pytest.raises(PayloadError, match="had other data when it first joined"):
+    with pytest.raises(PayloadError, match="described other data when it first joined"):
         admission.check(1, json.dumps(facts))

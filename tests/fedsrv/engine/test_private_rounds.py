@@ -129,7 +129,7 @@ def test_nothing_of_single_uploads_is_recorded(where, digits, tmp_path):
 def test_no_client_is_blamed_for_what_all_uploads_come_to(digits, tmp_path, monkeypatch):
     """One upload stands for all: its fault is not that of the first client."""
     monkeypatch.setattr(FedAvg, "finish", raising(RuntimeError("broken")))
-    with pytest.raises(TooFewClients, match=r"no single client is behind it: .*broken"):
+    with pytest.raises(TooFewClients, match=r"no single client's fault: .*broken"):
         run_in_process(private(), digits, tmp_path / "run")
 
 
@@ -234,7 +234,7 @@ def test_more_rounds_than_the_noise_was_found_for_are_not_run(digits, tmp_path):
         ({"method": "local"}, "nothing to hide"),
         ({"method": "fedproto", "prototype_clip": None}, "prototype_clip is needed"),
         ({"allow": ()}, "adds no noise to all that leaves.*announced .*allow = "),
-        ({"allow": (*BESIDE, "score")}, "no such thing leaves a client here"),
+        ({"allow": (*BESIDE, "score")}, "which does not leave a client here"),
         ({"method": "apfl"}, r"metrics \(numbers of the method's own"),
         ({"method": "fedproto", "clip_quantile": 0.5}, "the method sends none"),
         ({"epsilon": 0.1}, "one interaction alone costs"),
@@ -263,7 +263,7 @@ def test_what_cannot_be_kept_is_refused_in_a_line(digits, tmp_path, experiment, 
         ({"where": "clients", "clip_quantile": 0.5}, "clip_quantile needs"),
         ({"server": {"exclude_after": 2}}, "exclude_after looks at single uploads"),
         ({"level": "example", "where": "clients"}, "clients hide their own examples"),
-        ({"colluders": 2}, 'colluders belongs to where = "clients"'),
+        ({"colluders": 2}, 'colluders needs where = "clients"'),
         ({"noise_multiplier": None, "epsilon": 1e-9, "delta": 1e-12}, "out of reach"),
     ],
 )

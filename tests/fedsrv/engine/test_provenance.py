@@ -114,5 +114,5 @@ def test_a_statement_that_may_be():
     true = report(trained=stated([(0, 8), (1, 4)]), num_examples=12)
     terms_of("feddrift").check_report(0, order(interaction=1), true)
     terms_of("fedavg").check_report(0, order(), report(trained=stated([(0, 8)]), num_examples=8))
-    with pytest.raises(PayloadError, match="which nobody asked for"):
+    with pytest.raises(PayloadError, match="which was not requested"):
         terms_of("feddrift").check_report(EVALUATOR, EVALUATE, report(trained=stated([(0, 8)])))

@@ -103,16 +103,14 @@ def test_below_what_is_needed_the_run_fails_with_a_line():
 
 def test_what_no_single_client_is_behind():
     values = [(33.0, 1.0), (44.0, 1.0), (33.0, 1.0), (44.0, 1.0)]
-    with pytest.raises(
-        RunFailed, match=r"no single client is behind it: .*ArithmeticError: not both"
-    ):
+    with pytest.raises(RunFailed, match=r"no single client's fault: .*ArithmeticError: not both"):
         reduce(values)
-    with pytest.raises(RunFailed, match="interaction 5 cannot be reduced"):
+    with pytest.raises(RunFailed, match="interaction 5 cannot be aggregated"):
         reduce([(99.0, 1.0)], folded={"w": torch.zeros(2)})  # added up: nobody can be taken out
 
 
 def test_what_fails_for_every_client_alike_is_the_methods_fault():
-    line = r"no single client is behind it: .*IndexError: list index out of range"
+    line = r"no single client's fault: .*IndexError: list index out of range"
     with pytest.raises(RunFailed, match=line):
         reduce([(99.0, 1.0), (99.0, 1.0)])
 

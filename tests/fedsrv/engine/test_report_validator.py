@@ -156,8 +156,8 @@ LIES = {
     "correct": (order(), report(counts(correct=[1, 2])), "contradict"),
     "negative": (order(), report(counts(support=[-1, 4], predicted=[1, 2])), "contradict"),
     "many": (order(), report(counts(support=[2**62, 0], predicted=[2**62, 0])), "contradict"),
-    "confusion": (order(), report(counts(), confusions=[confusion()]), "nobody asked for"),
-    "two-confusions": (ASKED, report(counts(), confusions=[confusion()] * 2), "nobody asked for"),
+    "confusion": (order(), report(counts(), confusions=[confusion()]), "were not requested"),
+    "two-confusions": (ASKED, report(counts(), confusions=[confusion()] * 2), "were not requested"),
     "no-counts": (ASKED, report(confusions=[confusion(counts=[0] * 4)]), "contradicts its counts"),
     "view-of-confusion": (
         ASKED, report(counts(), confusions=[confusion("x", [0] * 4)]), "contradicts its counts",
@@ -195,7 +195,7 @@ LIES = {
     "digest": (FINISH, report(state_sha256="0" * 63 + "g"), "no digest of a state"),
     "line": (FINISH, report(state_sha256=HALVES + "\n"), "no digest of a state"),
     "no-digest": (FINISH, report(), "no digest of a state"),
-    "early-digest": (order(), report(state_sha256=HALVES), "digest that nobody asked for"),
+    "early-digest": (order(), report(state_sha256=HALVES), "digest that was not requested"),
 }  # fmt: skip
 
 
@@ -299,8 +299,8 @@ def test_what_is_kept_for_validation_is_scored_where_the_config_says_so():
         ([{"view": "after_local", "ece": 1.5}], "impossible auroc or ece"),
         ([{"view": "after_local", "auroc": -0.1}], "impossible auroc or ece"),
         ([{"view": "after_local", "auroc": math.nan}], "impossible auroc or ece"),
-        ([{"view": "after_local"}] * 2, "that nobody asked for"),
-        ([{"view": "global"}], "that nobody asked for"),
+        ([{"view": "after_local"}] * 2, "that were not requested"),
+        ([{"view": "global"}], "that were not requested"),
     ],
 )
 def test_what_a_report_may_not_say_of_probabilities(told, said):
@@ -309,7 +309,7 @@ def test_what_a_report_may_not_say_of_probabilities(told, said):
     asking = replace(terms, run=RunFacts(asks, terms.run.problem))
     fine = report(counts(), probabilities=[rpc.Probabilities(view="after_local", auroc=1, ece=0)])
     asking.check_report(0, order(), fine)
-    with pytest.raises(PayloadError, match="that nobody asked for"):
+    with pytest.raises(PayloadError, match="that were not requested"):
         terms.check_report(0, order(), fine)
     found = [rpc.Probabilities(**each) for each in told]
     with pytest.raises(PayloadError, match=said):

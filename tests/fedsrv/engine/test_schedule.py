@@ -141,5 +141,5 @@ def test_a_client_that_is_set_aside_changes_nobody_elses_chances():
     for one, other in zip(every, left, strict=True):
         gone = {0} if one.interaction >= 50 else set()
         assert {*other.cohort} == {*one.cohort} - gone
-    with pytest.raises(ConfigError, match="nobody is left"):
+    with pytest.raises(ConfigError, match="none is left"):
         steps(experiment, range(4), dict.fromkeys(range(4), 1), aside=dict.fromkeys(range(4), 0))

@@ -276,7 +276,7 @@ LIES = {
     "a share too few": (SHARE, lambda s: s.shares.pop(), "with others than 5 peers"),
     "a short share": (SHARE, lambda s: setattr(s.shares[0], "sealed", b"x"), "with others than 5"),
     "a short digest": (SHARE, lambda s: setattr(s, "own_digest", b"x"), "another size"),
-    "more than was asked": (SHARE, lambda s: s.opened.add(), "'opened', which nobody asked for"),
+    "more than was asked": (SHARE, lambda s: s.opened.add(), "'opened', which was not requested"),
     "no key": (ADVERTISE, lambda s: setattr(s, "channel_key", b""), "another size"),
     "a key of small order": (ADVERTISE, lambda s: setattr(s, "channel_key", bytes(32)), "usable"),
     "a stranger's share": (UNMASK, lambda s: s.opened.add(client=9, own=bytes(16)), "strangers"),

@@ -67,7 +67,7 @@ def test_the_run_says_whose_upload_was_odd_and_goes_back_before_it(
     stage, line = poisoned(digits, tmp_path / "run", **tables)
     assert line.startswith("client 2's upload in interaction 3 was odd: its weights moved ")
     assert re.search(r"the first so: client [01] failed in round 2 .*: the loss is nan", line)
-    assert "--resume --without 2 goes on without client 2" in line
+    assert "--resume --without 2 continues without client 2" in line
     assert "\n" not in line
     assert [r["interaction"] for r in records_of(stage.out)] == [0, 1]
     again = stage.run(resume=True)  # as if the upload had been a mistake
@@ -128,7 +128,7 @@ def test_cohorts_are_drawn_from_the_others(digits):
     assert [s.cohort for s in after[:5]] == [s.cohort for s in before[:5]]
     assert any(3 in s.cohort for s in before[5:])
     assert all(3 not in s.cohort and len(s.cohort) == 2 for s in after[5:])
-    with pytest.raises(ConfigError, match="nobody is left"):
+    with pytest.raises(ConfigError, match="none is left"):
         steps(experiment, range(2), tasks, None, {0: 1, 1: 1})
 
 

@@ -81,7 +81,7 @@ def test_a_bad_month_ends_no_run_and_its_client_goes_on_with_the_next_one(kills,
     assert [record["cohort"] for record in records] == [[0, 1], [1], [1], [1], [0, 1]]
     (((client, task, why),),) = aside_of(run)
     assert (client, task) == (0, 1)
-    assert why.startswith("3 of its uploads came to nothing; the last one: ")
+    assert why.startswith("3 of its uploads failed; the last one: ")
     assert records[-1]["clients"]["0"]["task"] == 2
     assert records[-1]["clients"]["0"]["views"]["global"]["tasks"][1] is None
     if kills:
@@ -122,7 +122,7 @@ def test_an_odd_month_ends_no_run_whose_cohorts_are_smaller_than_min_clients(bes
     assert [len(record["cohort"]) for record in records] == [10, beside, beside, beside]
     ((client, task, why),) = summary["growths"][-1]["set_aside"]
     assert (client, task) == (0, 1)
-    assert why.startswith("3 of its uploads came to nothing; the last one: its upload is far out")
+    assert why.startswith("3 of its uploads failed; the last one: its upload is far out")
 
 
 def test_a_round_that_came_to_nothing_counts_and_its_task_goes(own, tmp_path):
@@ -141,7 +141,7 @@ def test_a_round_that_came_to_nothing_counts_and_its_task_goes(own, tmp_path):
     assert summary is not None
     ((client, task, why),) = summary["growths"][-1]["set_aside"]
     assert (client, task) == (0, 1)
-    assert why.startswith("3 of its uploads came to nothing; the last one: its upload is far out")
+    assert why.startswith("3 of its uploads failed; the last one: its upload is far out")
 
 
 def test_a_site_takes_back_the_task_whose_round_came_to_nothing(own, tmp_path):
@@ -294,7 +294,7 @@ def test_only_open_runs_pass_tasks_over():
     gone = {"train": [1, 1], "test": [0, 0], "set_aside": True, "why": ""}
     text = described([3, 3], tasks=[gone, {"train": [1, 1], "test": [1, 1]}])
     closed = Admission({})
-    with pytest.raises(PayloadError, match="client 0 has set its task 0 aside, and only a run"):
+    with pytest.raises(PayloadError, match="client 0 has set its task 0 aside, which only runs"):
         closed.taken(0, text)
     assert closed.taken(0, described([3, 3])) == described([3, 3])
     assert json.loads(client_json_of(description_of(text)))["tasks"][0] == {
@@ -306,7 +306,7 @@ def test_a_run_with_an_end_does_not_train_what_was_set_aside_in_one_process_eith
     drop_task(own, 1, 0)
     experiment = tiny_experiment(method="fedavg", schedule={"clients": 2})
     experiment = experiment.model_copy(update={"scenario": None, "data": None})
-    with pytest.raises(PayloadError, match="client 1 has set its task 0 aside, and only a run"):
+    with pytest.raises(PayloadError, match="client 1 has set its task 0 aside, which only runs"):
         run_in_process(experiment, own, tmp_path / "run")
 
 

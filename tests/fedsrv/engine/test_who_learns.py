@@ -258,7 +258,7 @@ def test_a_task_whose_uploads_come_to_nothing_again_and_again_is_given_up(tmp_pa
         run.round(number, [0], failed=[1])
     assert run.stages.growths[-1].tasks == {1: 2}
     assert run.stages.growths[-1].interaction == 3
-    why = "3 of its uploads came to nothing; the last one: its upload lies far out"
+    why = "3 of its uploads failed; the last one: its upload lies far out"
     assert f"task 0 of client 1 is set aside: {why}" in run.lines
     assert run.plan.set_aside == {(1, 0): why}
     again = Growth.from_json(json.loads(json.dumps(run.stages.growths[-1].to_json())))

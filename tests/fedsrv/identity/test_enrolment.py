@@ -95,7 +95,7 @@ def test_a_site_gets_its_certificate_and_keeps_its_key(authority, service, tmp_p
     cert.unlink()  # a crash before the answer was stored: the same key, the same certificate
     get(service, token, tmp_path / "site")
     assert cert.read_bytes() == before
-    with pytest.raises(LinkError, match=r"was used already, with another key.*ALREADY_EXISTS"):
+    with pytest.raises(LinkError, match=r"was already used with another key.*ALREADY_EXISTS"):
         get(service, token, tmp_path / "thief")
     cert.unlink()  # renewed: others have noted the key for their secure sums
     get(service, invite(authority, "7", 1.0), tmp_path / "site")
@@ -128,8 +128,8 @@ def test_what_is_no_request_gets_nothing(authority):
         (tampered, "not signed by its own key"),
         (bytes(flipped), "not signed by its own key|no certificate signing request"),
         (request("fedtide:client:8"), "for fedtide:client:8, and the invitation for fedtide:cl"),
-        (request("fedtide:client:9", small), "none of the curve P-256"),
-        (request("fedtide:client:9", ec.generate_private_key(ec.SECP384R1())), "none of the curve"),
+        (request("fedtide:client:9", small), "not on the curve P-256"),
+        (request("fedtide:client:9", ec.generate_private_key(ec.SECP384R1())), "not on the curve"),
         (b"", "no certificate signing request"),
         (b"\x30\x80", "no certificate signing request"),
     ):
@@ -238,7 +238,7 @@ def test_tokens_that_are_none(authority, tmp_path):
     for wrong in ("", "x", token[:-40], token[: len(token) // 2], "fedtide-invitation-e30"):
         with pytest.raises(ConfigError, match="the token is no invitation, or not all of one"):
             get("127.0.0.1:1", wrong, tmp_path)
-    with pytest.raises(ConfigError, match=r"the token is for nobody: fedtide:\.\./x"):
+    with pytest.raises(ConfigError, match=r"the token names no identity: fedtide:\.\./x"):
         get("127.0.0.1:1", stranger, tmp_path)
     with pytest.raises(ConfigError, match="hosts belong to a server's certificate"):
         invite(authority, "7", 1.0, ["a.example"])
@@ -303,7 +303,7 @@ def test_an_invitation_of_a_range_goes_on_without_a_revoked_client(fresh, tmp_pa
     token, one, relay = (invite(fresh, who, 1.0) for who in ("0-9", "3-3", "relay:0-9"))
     lines = revoke(fresh, "3")
     assert [line.split(":")[0] for line in lines] == ["narrowed", "void", "revoked", "note"]
-    assert lines[0].endswith(" gives a certificate for fedtide:clients:0-2,4-9 alone")
+    assert lines[0].endswith(" gives a certificate for fedtide:clients:0-2,4-9 only")
     assert f"{x509.load_pem_x509_certificate(before.read_bytes()).serial_number:x}" in lines[3]
     assert any("fedtide:clients:0-2,4-9 open until" in line for line in listed(fresh))
     with pytest.raises(Refused, match=r"of fedtide:clients:3-3 was revoked on 20"):

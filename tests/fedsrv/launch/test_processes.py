@@ -224,7 +224,7 @@ def test_what_a_restart_may_mend_is_started_again(tmp_path, status, why):
     with pytest.raises(RunFailed) as failed:
         run.watch()
     if status == 2:
-        assert str(failed.value).startswith(f"client-0: {why}; when that is mended")
+        assert str(failed.value).startswith(f"client-0: {why}; fix that, then --resume continues")
         assert run.hosts.clients == []
     else:
         assert str(failed.value) == f"client-0 died 4 times without progress: {why}"

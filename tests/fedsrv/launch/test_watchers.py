@@ -64,5 +64,5 @@ def test_a_place_that_others_reach_must_be_meant():
 
 @pytest.mark.usefixtures("lamp")
 def test_names_that_may_ask_for_no_page_are_refused():
-    with pytest.raises(ConfigError, match="--allowed-hosts is for --lamp-port, and none is given"):
+    with pytest.raises(ConfigError, match="--allowed-hosts is only used with --lamp-port"):
         wanted({"--allowed-hosts": "a.example"}, Path("run"), False)

@@ -625,7 +625,7 @@ def test_odd_values_are_left_out(tmp_path):
         ("config.toml", f"seed = {'9' * 5000}", "config.toml is damaged"),
         ("config.toml", f"seed = {'[' * 5000}", "config.toml is damaged"),
         ("rounds.jsonl", '{}\n{"round"\n{}\n', "rounds.jsonl line 2 is damaged"),
-        ("rounds.jsonl", '{"round"\n', "; fedsrv launch --resume of this run writes the file anew"),
+        ("rounds.jsonl", '{"round"\n', "; fedsrv launch --resume of this run rewrites the file"),
         ("rounds.jsonl", b"\xff\n", "rounds.jsonl cannot be read: it is not text"),
     ],
 )

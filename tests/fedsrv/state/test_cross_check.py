@@ -108,7 +108,7 @@ def test_report_says_what_is_missing(digits, tmp_path):
     found = CliRunner().invoke(app, ["report", str(run)])
     assert found.exit_code == 0
     assert "run.db has no record of interaction 2, of which rounds.jsonl tells" in found.stderr
-    assert "run.db does not describe client 1, who trained in this run" in found.stderr
+    assert "run.db no longer describes client 1, who trained in this run" in found.stderr
 
 
 def test_a_database_that_cannot_be_read_is_left_to_who_opens_it(run):

@@ -117,7 +117,7 @@ def test_an_edited_record_is_noticed(run, statement):
 )
 def test_an_edited_fact_of_the_run_is_noticed(run, statement):
     edit(run, statement)
-    assert "fedsrv recover" in refused(run, "what it says of the run as a whole")
+    assert "fedsrv recover" in refused(run, "its row about the whole run")
 
 
 @pytest.mark.parametrize("name", ["watermark", "highest", "experiment"])
@@ -289,7 +289,7 @@ def test_the_command_that_recovers(half_way):
     (path / "run.db").unlink()
     found = CliRunner().invoke(app, ["recover", str(path)])
     assert found.exit_code == 0
-    assert f"go on with --resume --out {path}" in found.output
+    assert f"continue with --resume --out {path}" in found.output
     (path / "run.db").unlink()
     told = Recovered.model_validate_json(
         CliRunner().invoke(app, ["recover", str(path), "--json"]).stdout, strict=True
@@ -310,7 +310,7 @@ def test_a_whole_run_is_not_recovered(half_way, crash):
             store.roll_back(2)
         (path / "rounds.jsonl").write_bytes(lines)
     before = (path / "run.db").read_bytes()
-    with pytest.raises(ArchiveError, match="is whole: there is nothing to recover"):
+    with pytest.raises(ArchiveError, match="is intact: nothing to recover"):
         recover(path, print)
     assert (path / "run.db").read_bytes() == before
     assert not (path / "set-aside").exists()
@@ -371,7 +371,8 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(run, monkeypatch, wh
         else:
             store.commit(record(4), state(4), "[]")
             full.setattr(store.ledger, "db", Full(store.ledger.db))
-        with pytest.raises(RunFailed, match=r"(?i)(no space left|disk is full).*make room") as one:
+        line = r"(?i)(no space left|disk is full).*free some space"
+        with pytest.raises(RunFailed, match=line) as one:
             store.add_scores(record(4)) if where == "scores" else committed(store, 4)
     assert "\n" not in str(one.value)
     assert str(run) in str(one.value)

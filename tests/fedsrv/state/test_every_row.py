@@ -135,8 +135,8 @@ def test_a_form_whose_rows_nothing_covers_is_taken_for_an_edit(run, whole):
         edit(run, f"DELETE FROM {table}")
         edit(run, f"ALTER TABLE {table} ADD COLUMN link TEXT")
     edit(run, "ALTER TABLE undone ADD COLUMN before TEXT")
-    assert "it was put into the form of an earlier version" in verified(run, whole[1]).wrong
-    with pytest.raises(ArchiveError, match="it was put into the form of an earlier version"):
+    assert "it was converted to the format of an earlier version" in verified(run, whole[1]).wrong
+    with pytest.raises(ArchiveError, match="it was converted to the format of an earlier version"):
         Ledger(run / "run.db", strict=False, new=False)
 
 
@@ -166,7 +166,7 @@ def test_what_a_full_disk_did_not_take_of_the_roster_is_told_and_stored_later(
             patch.setattr(Ledger, "stating", is_full)
             store.keep_standings({1: away})
             store.owner.run(lambda: None)
-        assert "who is there, and who is away, is not stored" in caplog.text
+        assert "the list of present and missing clients is not stored" in caplog.text
         assert "disk is full" in caplog.text
         store.keep_standings({2: back})
         store.owner.run(lambda: None)

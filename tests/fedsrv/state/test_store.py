@@ -256,10 +256,10 @@ def test_a_directory_is_used_by_one(opened, tmp_path):
 
 def test_a_directory_that_exists_needs_resume(tmp_path):
     committed(Store(tmp_path / "run", tiny_experiment(), False), 0).close()
-    with pytest.raises(ConfigError, match="already holds a run; give --resume"):
+    with pytest.raises(ConfigError, match="already holds a run; add --resume"):
         refuse_existing(tmp_path / "run")
     (tmp_path / "run" / "run.db").unlink()
-    with pytest.raises(ConfigError, match="run exists and is not empty; give --resume"):
+    with pytest.raises(ConfigError, match="run exists and is not empty; add --resume"):
         refuse_existing(tmp_path / "run")
     other = tmp_path / "other"
     other.mkdir()

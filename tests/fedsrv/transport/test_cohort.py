@@ -646,7 +646,7 @@ def test_too_many_failures_name_the_client(world):
     assert "its upload was refused: tensor 'x' is missing" in line
     assert line.endswith(
         "(1 more failed); the run needs 2 clients here ([server] min_clients, all of them without "
-        "it): --resume tries again, and --resume --without 1 goes on without client 1"
+        "it): --resume tries again, and --resume --without 1 continues without client 1"
     )
 
 

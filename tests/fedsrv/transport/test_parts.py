@@ -104,7 +104,7 @@ def test_the_later_of_two_calls_brings_the_rest(world):
         assert not reply.HasField("received")
         yield first[1]
 
-    with pytest.raises(Refused, match="came by another call; bring it again") as refused:
+    with pytest.raises(Refused, match="arrived through another call; send it again") as refused:
         world.service.push(halted(), Context())
     assert refused.value.code == grpc.StatusCode.UNAVAILABLE, "its sender tries again, and hears"
     assert not world.push(first).HasField("received"), "that it was taken"

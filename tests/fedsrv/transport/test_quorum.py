@@ -374,7 +374,7 @@ def test_it_is_said_for_whom_once_and_then_each_minute(world, clock, caplog):
     assert told[0]["clients"] == ["1", "2"]
     assert told[0]["line"] == (
         "gathering the run's clients: waiting for clients 1, 2 (not connected) for 11 s; "
-        "min_clients says that it cannot go on with fewer"
+        "min_clients does not allow fewer"
     )
     assert not caplog.text, "who narrates the events logs the line; it stood there twice"
 
@@ -428,7 +428,7 @@ def test_clients_at_work_are_named_after_a_minute(world, clock):
     assert stays(future)
     assert [w["line"] for w in waiting(world)] == [
         "training, round 5, interaction 5: waiting for client 1 (at work) for 61 s; "
-        "it goes on without them in 239 s"
+        "it continues without them in 239 s"
     ]
 
 

@@ -243,7 +243,7 @@ def test_a_site_that_lost_data_hears_what_an_open_run_knows_of_them(world, monke
     assert not service.prepare(asked, Context()).HasField("known"), "nobody asked"
     asked.wants_known = True
     monkeypatch.setattr(world.cohort, "admission", Admission({}))
-    with pytest.raises(Refused, match="client 0 never told this run of its data"):
+    with pytest.raises(Refused, match="client 0 never described its data to this run"):
         service.prepare(asked, Context())
     known = {0: PROFILE}
     monkeypatch.setattr(world.cohort, "admission", Admission(known))

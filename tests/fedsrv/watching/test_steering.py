@@ -89,16 +89,16 @@ def test_what_ends_is_stored_before_the_call_is_answered():
 
     def retire(clients, forget):
         if 5 in clients:
-            raise PayloadError("nobody would be left: fedsrv close ends the run")
+            raise PayloadError("no client would be left: fedsrv close ends the run")
         done.append((clients, forget))
 
     asks = {"retire": retire, "close": done.append, "set_aside": done.append}
     with served({}, lambda clients: None, **asks) as address:
         steer(address, retire=["3"], forget=True)
         steer(address, close=True, now=True)
-        with pytest.raises(LinkError, match="nobody would be left"):
+        with pytest.raises(LinkError, match="no client would be left"):
             steer(address, retire=["5"])
-        with pytest.raises(LinkError, match="nobody retires, so nobody is forgotten"):
+        with pytest.raises(LinkError, match="no client to retire or forget"):
             steer(address, forget=True, close=True)
     assert done == [([3], True), True]
 

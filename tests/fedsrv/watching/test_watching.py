@@ -120,7 +120,7 @@ def test_status_of_a_directory_says_what_is_committed(tmp_path, monkeypatch, cap
     said = ["committed: interaction 2: round 2, task 0, loss 1", "scores: a_glo 50.0 %"]
     status, out, _ = typed(monkeypatch, capsys, "status", tmp_path)
     assert (status, out[:3]) == (0, ["state: waiting", *said])
-    assert out[3].startswith("waiting: no process of this machine works on it")
+    assert out[3].startswith("waiting: no process on this machine works on it")
     handle = lock(tmp_path)
     assert typed(monkeypatch, capsys, "status", tmp_path)[1] == ["state: going on", *said]
     os.close(handle)
@@ -182,7 +182,7 @@ def test_watch_fails_where_the_run_did_not_finish(reason, address, events, monke
     assert status == 1
     assert "full" not in out[-1]
     line = reason.replace("\x1b", "\\x1b") or (
-        f"{address} ended without a word of why; fedsrv serve's last line may say more"
+        f"{address} ended without giving a reason; see the last line of fedsrv serve"
     )
     assert errors == [f"error: {line}"]
 
