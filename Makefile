@@ -49,8 +49,9 @@ setup: $(STAMP)  ## make .venv and install everything into it; again only when p
 
 $(STAMP): pyproject.toml
 	test -x $(PYTHON) || python3 -m venv $(VENV)
-	test -e /dev/nvidiactl || $(PYTHON) -m pip install --quiet --retries 1 --index-url $(TORCH_CPU) torch torchvision 2>/dev/null \
-		|| echo "torch comes with what it needs for CUDA: $(TORCH_CPU) has none that fits, or cannot be reached"
+	test -e /dev/nvidiactl || { $(PYTHON) -m pip install --quiet --retries 1 --index-url $(TORCH_CPU) torch torchvision \
+		&& $(PYTHON) -c 'import torchvision'; } >/dev/null 2>&1 || { $(PYTHON) -m pip uninstall --quiet --yes torch torchvision 2>/dev/null; \
+		echo "torch comes with what it needs for CUDA: $(TORCH_CPU) has no pair that fits, or cannot be reached"; }
 	$(PYTHON) -m pip install --quiet --editable '.[dev]'
 	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["protoc"])' \
 		| xargs $(PYTHON) -m pip install --quiet --no-deps --upgrade --target $(PROTOC) && touch $@
