@@ -11,6 +11,8 @@ from typing import Any, NotRequired, TypedDict, cast
 
 from fedmodels.facts.position import Interaction, Round, Stage
 
+MAX_CHANGES = 20
+"""Changes of who is in a mean that are told of: where clients come and go, each round has one."""
 MAX_GONE = 10
 """Clients that a line names."""
 ClientRow = dict[str, Any]
@@ -139,7 +141,7 @@ class MeansOver:
         """Take records in order."""
         self._names = set[str]()
         self.changes = list[tuple[int, list[str], list[str]]]()
-        """The rounds from which on others are in them: the clients that left, and that came."""
+        """The last rounds from which on others are in them: the clients that left, and came."""
         for record in records:
             self.take(record)
 
@@ -149,7 +151,7 @@ class MeansOver:
         now = {name for name in scored_in(record) if views[name] - {"after_local"}}
         if self._names and now and now != self._names and isinstance(round_, int):
             left, came = (sorted(s, key=int) for s in (self._names - now, now - self._names))
-            self.changes.append((round_, left, came))
+            self.changes = [*self.changes[1 - MAX_CHANGES :], (round_, left, came)]
         self._names = now or self._names
 
 

@@ -99,3 +99,10 @@ def test_a_cohort_that_alone_is_scored_changes_no_population():
         record(3, [1, 2], c1=("global",), c2=("global",)),
     ]
     assert MeansOver(rounds).changes == [(3, ["0"], ["2"])]
+
+
+def test_where_clients_come_and_go_each_round_the_last_changes_are_kept():
+    """Else a summary would grow with rounds times clients."""
+    rounds = [record(n, [n], **{f"c{n}": ("global",)}) for n in range(50)]
+    changes = MeansOver(rounds).changes
+    assert (len(changes), changes[-1]) == (20, (49, ["48"], ["49"]))
