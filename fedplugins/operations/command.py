@@ -12,6 +12,7 @@ import typer
 from fedmodels.console.log_lines import LogLevel, set_up_logging
 from fedmodels.console.options import AsJson, Config, Device, Sets
 from fedmodels.console.printable import json_text
+from fedmodels.errors import RunFailed
 
 server_app = typer.Typer()
 client_app = typer.Typer()
@@ -48,6 +49,13 @@ def restore(
 
 @server_app.command()
 def doctor(
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A run directory: also print what this release would change for it, and exit with "
+            "1 if it cannot continue the run."
+        ),
+    ] = None,
     certificates: Annotated[
         list[Path] | None,
         typer.Option(
@@ -70,6 +78,7 @@ def doctor(
     from fedpb.pem import check_certificate, read_pem
     from fedplugins.operations.machine_page import facts, reached
 
+    refused = ""
     place = None if server is None else http_place(server, "--server")
     found = facts()
     if place is not None:
@@ -80,12 +89,18 @@ def doctor(
         ends[path.name] = f"ends on {until:%Y-%m-%d %H:%M} UTC"
     if ends:
         found["certificates"] = ends
+    if run is not None:
+        from fedplugins.operations.upgrade import upgrade
+
+        found["the run"], refused = upgrade(run)
     if as_json:
         typer.echo(json.dumps(found, indent=1))
-        return
-    for subject, lines in found.items():
-        for name, value in lines.items():
-            typer.echo(f"{subject:12} {name:26} {value}")
+    else:
+        for subject, lines in found.items():
+            for name, value in lines.items():
+                typer.echo(f"{subject:12} {name:26} {value}")
+    if refused:
+        raise RunFailed(f"this release cannot continue the run: {refused}")
 
 
 @client_app.command("forecast", rich_help_panel="Run")

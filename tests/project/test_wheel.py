@@ -67,17 +67,15 @@ def launched(words: list[str], folder: Path, out: str) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("wheel")
-    ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)], ROOT)
+def built(sources: Path, place: Path) -> Path:
+    """Build a wheel of sources into a directory."""
+    ended([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(place)], sources)
     (found,) = place.glob("*.whl")
     return found
 
 
-@pytest.fixture(scope="module")
-def home(wheel: Path) -> Path:
-    """Return an environment in which the wheel is installed."""
+def installed(wheel: Path) -> Path:
+    """Return an environment in which a wheel is installed, beside it."""
     found = wheel.parent / "venv"
     ended([sys.executable, "-m", "venv", "--without-pip", str(found)], wheel.parent)
     pip = [sys.executable, "-m", "pip", "--python", str(found / "bin" / "python")]
@@ -86,6 +84,16 @@ def home(wheel: Path) -> Path:
     (site,) = found.glob("lib/python*/site-packages")
     (site / "dependencies.pth").write_text(f"{Path(torch.__file__).parents[1]}\n")
     return found
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return built(ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def home(wheel: Path) -> Path:
+    return installed(wheel)
 
 
 @pytest.mark.slow

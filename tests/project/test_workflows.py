@@ -20,7 +20,8 @@ from yaml import safe_load
 ROOT = Path(__file__).parent.parent.parent
 GITHUB = ROOT / ".github"
 WORKFLOWS = sorted((GITHUB / "workflows").glob("*.yml"))
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, VERSION = PYPROJECT["project"], PYPROJECT["tool"]["fedtide"]["version"]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
@@ -148,18 +149,17 @@ def test_the_container_of_developers_begins_with_the_oldest_python():
 
 
 def test_versions_agree():
-    version = PROJECT["version"]
     chart = safe_load((ROOT / "deploy" / "helm" / "Chart.yaml").read_text())
-    assert (chart["version"], chart["appVersion"]) == (version, version)
-    assert safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    assert (chart["version"], chart["appVersion"]) == (VERSION, VERSION)
+    assert safe_load((ROOT / "CITATION.cff").read_text())["version"] == VERSION
     sections = re.findall(r"^## (\S+) - (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert sections[0][0] == version
+    assert sections[0][0] == VERSION
     assert all(re.fullmatch(r"unreleased|\d{4}-\d\d-\d\d", date) for _, date in sections)
 
 
 @pytest.mark.parametrize(
     ("version", "date", "status"),
-    [(PROJECT["version"], "2030-01-02", 0), (PROJECT["version"], "unreleased", 2),
+    [(VERSION, "2030-01-02", 0), (VERSION, "unreleased", 2),
      ("9.9.9", "2030-01-02", 2)],
     ids=["this", "undated", "another"],
 )  # fmt: skip
