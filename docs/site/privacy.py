@@ -56,6 +56,8 @@ MEANINGS = {
     "move alike, so it reveals which classes it has, and about how many of each",
     r"weights/eval/…": "the client's own classifier, with which the evaluator scores; as `weights/"
     "head/…`",
+    r"weights/balanced/…": "a classifier trained on equally many examples of each class, at most "
+    "five; as `weights/head/…`, but it tells no numbers of examples",
     r"weights/control/…": "the mean gradient of the client's steps (its control variate), as a "
     "difference",
     r"weights/learner\d+/…": "a whole net for each mixture component; as base and head",

@@ -9,6 +9,7 @@ FIGURES = (
     share("clients_drifted", "clients that no model fits", "they begin a new one", "FedDrift"),
     number("models_kept", "models on the server", "after the round", "FedDrift"),
     number("models_merged", "models merged", "went into another one in the round", "FedDrift"),
+    number("clusters", "clusters of clients", "mean over classes of the head's rows", "FedCCFA"),
     share(
         "task_transitions", "clients that met a new task",
         "detected by the entropy of their predictions", "GLFC",

@@ -18,6 +18,10 @@ CRITIC = {"fedcil": "Adam"}
 """Methods whose classifier steps by an optimiser of their own; generators have Adam as well."""
 
 
+ASIDE = {"fedccfa": "_balance"}
+"""What trains a net of a method's own that no score sees."""
+
+
 @pytest.fixture
 def steps(monkeypatch):
     """The steps that optimisers take: the kind of each, and how many tensors it moves."""
@@ -34,13 +38,15 @@ def steps(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_method_takes_the_steps_that_it_says(name, digits, steps):
+def test_a_method_takes_the_steps_that_it_says(name, digits, steps, monkeypatch):
     """The line of fairness is as true as these numbers; GLFC's SGD of one tensor makes images."""
     experiment = experiment_for(
         (name, {}), training={"batch_size": BATCH, "local_epochs": EPOCHS, "optimizer": "sgd"}
     )
     method, ctx = in_steps(method_of(experiment)), context_of(experiment, digits)
     payload, state = payload_of(experiment, ctx)
+    if name in ASIDE:
+        monkeypatch.setattr(type(method), ASIDE[name], lambda *_: None)
     train_locally(method, ctx, payload, state)
     kind = CRITIC.get(name, "SGD")
     taken = [moves for optimiser, moves in steps if optimiser == kind and moves > 1]

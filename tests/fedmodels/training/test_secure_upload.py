@@ -21,6 +21,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "secure-aggregation.md"
 PROBLEM = Problem((1, 8, 8), 4)
 WHY = {
     "creff": "needs every upload by itself", "fedali": "needs every upload by itself",
+    "fedccfa": "needs every upload by itself",
     "fedcil": "needs every upload by itself", "fedic": "needs every upload by itself",
     "fedmlp": "needs every upload by itself", "fedpac": "needs every upload by itself",
     "pfedgraph": "needs every upload by itself", "pfedgraph-replay": "needs every upload by itself",
