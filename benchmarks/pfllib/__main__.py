@@ -118,7 +118,6 @@ def ours(place: Path, name: str, row: str, seed: int, rounds: int, every: int) -
         "net.weights": str(place / "first.safetensors"),
         "schedule.rounds": rounds,
         "evaluate.every": rounds if last else every,
-        "evaluate.class_masks": row == "FedProto",
         "evaluate.views": [*VIEWS.get(row, ("after_downlink",))],
     }
     quiet = {"backend": "inprocess", "progress": lambda line: None}

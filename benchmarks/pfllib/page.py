@@ -17,7 +17,8 @@ PUBLISHED = {
     },
 }
 """Per cent, of PFLlib's page at the pinned commit: the best of 2,000 rounds, all rows."""
-VIEW = {"FedAvg": "global"}
+VIEW = {"FedAvg": "global", "FedProto": "after_downlink:all_classes"}
+"""What is compared with PFLlib's score: its FedProto answers among all classes."""
 
 
 def page(name: str) -> str:

@@ -29,7 +29,6 @@ from fedmodels.nets.split import weights_of
 from fedmodels.numerics.prototypes import (
     distance_per_example,
     moved,
-    nearest_scores,
     uncounted,
 )
 from fedmodels.techniques.class_prototypes import (
@@ -38,6 +37,7 @@ from fedmodels.techniques.class_prototypes import (
     by_class,
     class_means,
     mean_class_prototypes,
+    nearest_and_logits,
     no_prototypes,
     prototype_upload,
 )
@@ -160,7 +160,7 @@ class FedTgp(FedAvg):
 
     @property
     def rules(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((self.inference, "nearest", "classifier")))
+        return tuple(dict.fromkeys((self.inference, "nearest", "all_classes", "classifier")))
 
     # --- server half ---------------------------------------------------------------------------
 
@@ -260,6 +260,4 @@ class FedTgp(FedAvg):
         return Bundle(prototypes=self.limits.released(ctx, refs.fresh))
 
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
-        z, met = ctx.net.features(x), ctx.once(by_class, state).known
-        nearest = nearest_scores(z, ctx.once(by_class, payload), met)
-        return {"nearest": nearest, "classifier": ctx.net.head(z)}
+        return nearest_and_logits(ctx, payload, state, x, self.inference)

@@ -16,6 +16,7 @@ from fedmodels.nets.split import embeddings
 from fedmodels.numerics.prototypes import (
     ByClass,
     class_prototypes,
+    nearest_scores,
     released,
     uncounted,
 )
@@ -23,6 +24,7 @@ from fedmodels.tensors.bundle import Bundle, Prototypes
 from fedmodels.tensors.bundle_spec import BundleSpec, prototype_spec
 from fedmodels.tensors.uploads import Uploads
 from fedmodels.training.contexts import ClientContext
+from fedmodels.training.method import Scores
 from fedmodels.training.run import RunFacts
 from fedmodels.training.settings import SharedSettings
 
@@ -97,3 +99,19 @@ def check_prototypes(ctx: ClientContext, prototypes: Prototypes) -> None:
     rows = prototypes.rows().items()
     label = next(k for k, (row, _) in rows if not bool(torch.isfinite(row).all()))
     raise TrainingFailed(f"training diverged: its prototype of class {label} is not finite")
+
+
+def nearest_and_logits(
+    ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor, inference: str
+) -> Scores:
+    """Return scores (B, K) of inputs by the nearest of everyone's prototypes and by the logits.
+
+    The nearest is among the classes that the client has trained on. ``all_classes`` are those of
+    the rule ``inference`` without this limit; logits never have it.
+    """
+    z, everyone = ctx.net.features(x), ctx.once(by_class, payload)
+    met, logits = ctx.once(by_class, state).known, ctx.net.head(z)
+    is_nearest = inference == "nearest"
+    among_all = nearest_scores(z, everyone, torch.ones_like(met)) if is_nearest else logits
+    nearest = nearest_scores(z, everyone, met)
+    return {"nearest": nearest, "all_classes": among_all, "classifier": logits}

@@ -113,7 +113,10 @@ def test_only_prototypes_travel(digits):
 
 
 def test_nearest_global_prototype_by_hand():
-    """z = 1; own classes {0, 1}; global prototypes 0, 3 and 1: 0 among the own."""
+    """z = 1; own classes {0, 1}; global prototypes 0, 3 and 1: 0 among the own, 2 among all.
+
+    The logits know no limit: by the classifier both are the same.
+    """
     everyone = prototypes({0: ((0.0,), 1), 1: ((3.0,), 1), 2: ((1.0,), 1)})
     own = prototypes({0: ((8.0,), 1), 1: ((8.0,), 1)})
     ctx = linear_context(fedproto(), [[1.0]], [0])
@@ -122,10 +125,13 @@ def test_nearest_global_prototype_by_hand():
     state = Bundle(prototypes={"class": own})
     payload = Bundle(prototypes={"class": uncounted(everyone)})
     scores = make("fedproto").predict(ctx, payload, state, torch.tensor([[1.0]]))
-    assert scores["nearest"].argmax() == 0
-    assert scores.keys() == {"nearest", "classifier"}
-    assert make("fedproto").rules == ("nearest", "classifier")
-    assert make("fedproto", inference="classifier").rules == ("classifier", "nearest")
+    assert (scores["nearest"].argmax(), scores["all_classes"].argmax()) == (0, 2)
+    assert scores.keys() == {"nearest", "all_classes", "classifier"}
+    by_logits = make("fedproto", inference="classifier")
+    scores = by_logits.predict(ctx, payload, state, torch.tensor([[1.0]]))
+    assert torch.equal(scores["all_classes"], scores["classifier"])
+    assert make("fedproto").rules == ("nearest", "all_classes", "classifier")
+    assert by_logits.rules == ("classifier", "nearest", "all_classes")
 
 
 def test_what_leaves_can_be_held_back():
