@@ -17,10 +17,13 @@ def version(root: Path = Path(__file__).parent) -> str:
     """Return the version of what is built from the sources in a directory."""
     tool = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["tool"]
     number = str(tool["fedtide"]["version"])
-    if not (root / ".git").exists():
+    try:
+        if not (root / ".git").exists():
+            raise FileNotFoundError
+        commit, changes = _git(root, "rev-parse", "HEAD").decode().strip(), _changes(root)
+        tags = _git(root, "tag", "--points-at", "HEAD").decode().split()
+    except (OSError, subprocess.CalledProcessError):  # no clone, no git, or another user's clone
         return f"{number}.dev0+s{_of_packages(root, tool['hatch']['build']['targets']['wheel'])}"
-    commit, changes = _git(root, "rev-parse", "HEAD").decode().strip(), _changes(root)
-    tags = _git(root, "tag", "--points-at", "HEAD").decode().split()
     if f"v{number}" in tags and not changes:
         return number
     return f"{number}.dev0+g{commit[:12]}{changes}"

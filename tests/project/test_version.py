@@ -80,6 +80,11 @@ def test_sources_without_git_are_told_apart_by_what_they_hold(sources):
     assert built(sources) != first
 
 
+def test_a_clone_that_git_does_not_read_is_built(sources):
+    (sources / ".git").write_text("gitdir: nowhere\n")
+    assert built(sources).startswith(f"{NUMBER}.dev0+s")
+
+
 def test_a_source_archive_keeps_its_version(clone):
     (clone / "PKG-INFO").write_text(
         f"Metadata-Version: 2.4\nName: fedtide\nVersion: {NUMBER}.dev0+g12ab\n\nx\n"
