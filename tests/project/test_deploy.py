@@ -115,12 +115,34 @@ def test_what_compose_prepares_goes_where_its_user_reads_it(services, tmp_path, 
         script = script.replace(f"{name} ", f"{sys.executable} -m {name} ")
     subprocess.run(["/bin/sh", "-ec", script], cwd=tmp_path / "it", check=True)
     assert {one.name for one in (tmp_path / "coordinator").iterdir()} == {
-        "ca.pem", "server.pem", "server.key",
+        "ca.pem", "server.pem", "server.key", "watcher.pem", "watcher.key",
     }  # fmt: skip
     for site in "012":
         own = {one.name for one in (tmp_path / "sites" / site).iterdir()}
         assert own == {"ca.pem", f"client-{site}.pem", f"client-{site}.key", "data"}
         assert [one.name for one in (tmp_path / "sites" / site / "data").iterdir()] == [site]
+
+
+def test_what_stays_changes_the_demo_and_nothing_else(services):
+    """A front, sites that stay, and a model that is served, over the files of compose.yml."""
+    changes = safe_load((DEPLOY / "compose-stays.yml").read_text())
+    assert set(changes) == {"services", "networks"}
+    stays = changes["services"]
+    sites = [f"site-{number}" for number in range(3)]
+    assert sorted(stays) == ["coordinator", "models-0", *sites]
+    assert all(one["restart"] == "always" for one in stays.values())
+    (serve,) = stays["coordinator"]["command"]
+    assert serve.startswith("mkdir -p queue; exec fedsrv serve queue --listen 0.0.0.0:5055 ")
+    assert stays["coordinator"]["healthcheck"]["test"][:3] == ["CMD", "fedsrv", "health"]
+    for site in sites:
+        assert stays[site]["command"].split() == [*services[site]["command"].split(), "--stay"]
+    models, site = stays["models-0"], services["site-0"]
+    for key in ("image", "read_only", "tmpfs", "cap_drop", "security_opt", "environment"):
+        assert models[key] == site[key], key
+    assert (models["working_dir"], models["volumes"]) == (site["working_dir"], site["volumes"])
+    assert "/v2/health/live" in models["healthcheck"]["test"][-1]
+    assert models["networks"] == ["models"], "callers of a model do not reach the coordinator"
+    assert all(port.startswith("127.0.0.1:") for port in models["ports"])
 
 
 def test_no_key_and_no_data_get_into_an_image():

@@ -43,6 +43,14 @@ sites:
   - {name: a, clients: "0", dataClaim: a, tlsSecret: a, env: [{name: B, value: "c"}],
      extraArgs: ["--weights=/data/weights.safetensors"], image: own}
 """
+STAYS = """
+coordinator: {atOnce: 4, metricsPort: 9100}
+networkPolicy: {enabled: true, models: [{podSelector: {}}]}
+sites:
+  - {name: a, clients: "0", dataClaim: a, tlsSecret: a, stay: true,
+     rules: "allow_method = ['fedavg']", models: {client: "0", extraArgs: [--feedback=20]}}
+  - {name: b, clients: "1", dataClaim: b, tlsSecret: b}
+"""
 VERSIONS = ("1.29", "1.37")
 
 pytestmark = pytest.mark.skipif(
@@ -89,6 +97,12 @@ def everything(tmp_path: Path) -> list[dict[str, Any]]:
     return rendered(tmp_path, EVERYTHING)
 
 
+@pytest.fixture
+def stays(tmp_path: Path) -> list[dict[str, Any]]:
+    """Return what is rendered for a front, a site that stays, and its models."""
+    return rendered(tmp_path, STAYS)
+
+
 def of_kind(objects: list[dict[str, Any]], kind: str) -> dict[str, dict[str, Any]]:
     """Return the objects of a kind by name."""
     return {one["metadata"]["name"]: one for one in objects if one["kind"] == kind}
@@ -103,12 +117,12 @@ def test_lint_finds_nothing(sites):
 
 @pytest.mark.filterwarnings("ignore")  # of the validator's own
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_is_rendered_fits_the_schemas(objects, everything, version):
+def test_what_is_rendered_fits_the_schemas(objects, everything, stays, version):
     import kubernetes_validate
 
     kinds = [one["kind"] for one in objects]
     assert sorted(kinds) == sorted(["ConfigMap", "Service", *3 * ["PersistentVolumeClaim", "Job"]])
-    for one in [*objects, *everything]:
+    for one in [*objects, *everything, *stays]:
         if one["kind"] != "ServiceMonitor":  # is not of Kubernetes itself
             kubernetes_validate.validate(one, version, strict=True)
 
@@ -217,6 +231,49 @@ def test_every_pod_is_bounded_and_nobody_is_root(objects):
     assert pods[1]["nodeSelector"] == {"site": "a"}
 
 
+def test_a_front_stays_and_opens_a_port_for_each_run(stays):
+    front = of_kind(stays, "StatefulSet")["one-coordinator"]["spec"]
+    pod = front["template"]["spec"]
+    assert (
+        front["template"]["metadata"]["labels"].items() >= front["selector"]["matchLabels"].items()
+    )
+    assert pod["restartPolicy"] == "Always"
+    (container,) = pod["containers"]
+    assert container["args"][:4] == ["serve", "queue", "--listen=0.0.0.0:5055", "--at-once=4"]
+    opened = {p["name"]: p["containerPort"] for p in container["ports"]}
+    runs = {f"run-{number}": 5055 + number for number in range(1, 5)}
+    assert opened == {"grpc": 5055, **runs, "metrics": 9100}
+    ports = of_kind(stays, "Service")["one-coordinator"]["spec"]["ports"]
+    assert {port["targetPort"]: port["port"] for port in ports} == {"grpc": 5055, **runs}
+    calls, *_ = of_kind(stays, "NetworkPolicy")["one-coordinator"]["spec"]["ingress"]
+    assert calls["ports"] == [{"port": 5055, "endPort": 5059}]
+    assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
+    assert [v["name"] for v in container["volumeMounts"]] == ["run", "certs", "tmp"]
+    assert "config.toml" not in json.dumps(stays)
+
+
+def test_a_site_that_stays_serves_its_models_from_the_same_states(stays):
+    site = of_kind(stays, "StatefulSet")["one-a"]["spec"]
+    assert site["template"]["metadata"]["labels"].items() >= site["selector"]["matchLabels"].items()
+    host, models = site["template"]["spec"]["containers"]
+    assert {"--stay", "--rules=/etc/fedtide/rules.toml"} <= {*host["args"]}
+    assert models["args"][:3] == ["serve-model", "--run=/state", "--client=0"]
+    assert "--allowed-hosts=one-a-models" in models["args"]
+    assert models["args"][-1] == "--feedback=20"
+    assert models["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
+    assert not {"certs", "data"} & {v["name"] for v in models["volumeMounts"]}, "it needs neither"
+    for container in (host, models):
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert container["resources"]["limits"]["memory"]
+    service = of_kind(stays, "Service")["one-a-models"]["spec"]
+    assert service["selector"].items() <= site["template"]["metadata"]["labels"].items()
+    policies = of_kind(stays, "NetworkPolicy")
+    (called,) = policies["one-a-models"]["spec"]["ingress"]
+    assert called["ports"] == [{"port": "http"}, {"port": "models-grpc"}]
+    assert policies["one-a-models"]["spec"]["podSelector"]["matchLabels"]["fedtide/site"] == "a"
+    assert "one-b-1" in of_kind(stays, "Job"), "a site of one run ends with it"
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
@@ -226,6 +283,8 @@ def test_every_pod_is_bounded_and_nobody_is_root(objects):
         (["--set", "serviceMonitor.enabled=true"], "needs coordinator.metricsPort"),
         (["--set", "coordinator.prot=1"], "'prot' not allowed"),
         (["--set", "sites[0].clients=x"], "'/sites/0/clients'"),
+        (["--set-string", "sites[0].models.client=0"], "models of a need stay"),
+        (["--set", "coordinator.atOnce=2"], "coordinator.evaluator is of one run"),
     ],
 )
 def test_wrong_values_are_refused(options, line, sites):

@@ -86,15 +86,19 @@ def test_a_workflow_may_do_little():
         "attest": {"id-token": "write", "attestations": "write"},
         "publish": {"id-token": "write"},
         "announce": {"contents": "write"},
-        "images": {"contents": "read", "packages": "write"},
+        "images": {"packages": "write"},
+        "attest-images": {"id-token": "write", "attestations": "write"},
         "site": {"pages": "write", "id-token": "write"},
     }
     assert set(release["contents"]["needs"]) == {"ci", "check"}
     assert release["attest"]["needs"] == "contents"
-    assert not [step for step in release["attest"]["steps"] if "run" in step], "it signs alone"
+    for name in ("attest", "attest-images"):
+        assert not [step for step in release[name]["steps"] if "run" in step], "it signs alone"
     after = {name: job["needs"] for name, job in release.items() if "needs" in job}
     del after["attest"], after["contents"]
     assert after.pop("publish") == "attest"
+    assert after.pop("attest-images") == "images"
+    assert after.pop("announce") == ["publish", "images"], "its notes have the images' digests"
     assert set(after.values()) == {"publish"}
     assert release["publish"]["environment"] == "release"
     assert "secrets." not in (GITHUB / "workflows" / "release.yml").read_text()
@@ -109,6 +113,22 @@ def test_nothing_moves_under_an_action_and_no_credential_is_kept():
                 assert step["with"]["persist-credentials"] is False, path.name
         for line in re.findall(r"uses: \w+/.*", path.read_text()):
             assert re.search(r"  # v\d+\.\d+\.\d+$", line), line
+
+
+def test_images_are_built_of_the_source_archive_and_name_what_they_hold():
+    """A clone without .git, as Docker sees it, does not carry the release's number."""
+    release = safe_load((GITHUB / "workflows" / "release.yml").read_text())["jobs"]
+    uses = [step.get("uses", "") for step in release["images"]["steps"]]
+    assert not [one for one in uses if "checkout" in one]
+    (build,) = [step["run"] for step in release["images"]["steps"] if step.get("id") == "push"]
+    assert {"--sbom=true", "--provenance=mode=max", "--push"} <= {*build.split()}
+    for step in release["attest-images"]["steps"]:
+        assert {"subject-name", "subject-digest"} == set(step["with"])
+    hatch = PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    docker = (ROOT / "deploy" / "Dockerfile").read_text()
+    copied = re.findall(r"^COPY (\S+) /$", docker, flags=re.MULTILINE)
+    assert "constraints.txt" in copied
+    assert {*copied, "deploy"} <= {*hatch}
 
 
 def test_tools_of_node_are_those_of_their_lock():
