@@ -23,6 +23,7 @@ TINY = {
     "scale": "--clients 2 --widths --classes 3 --populations 4 --cohort 2 --rounds 4",
     "secure_sum": "--clients 3 --parameters 100 --gone 0",
     "sides": "--clients 2 --sides 2 auto --turns 1 --rounds 4",
+    "small_site": "--nets mlp --most 200",
     "transport": "--megabytes 1 --repeats 3 --clients 1",
 }
 
