@@ -177,12 +177,11 @@ class Gldp(FedAvg):
     def predict(self, ctx: ClientContext, payload: Bundle, state: Bundle, x: Tensor) -> Scores:
         z, own = ctx.net.features(x), ctx.once(by_class, state)
         everyone = ctx.once(by_class, payload)
-        local = own.or_else(everyone)
-        rules = {
-            "gldp_gp": nearest_scores(z, everyone, own.known),  # eq. 13
-            "gldp_lp": nearest_scores(z, local, own.known),
-            "all_classes": nearest_scores(z, everyone, torch.ones_like(own.known)),
-        }
+        tables = {"gldp_gp": everyone, "gldp_lp": own.or_else(everyone)}  # eq. 13
+        rules = {rule: nearest_scores(z, table, own.known) for rule, table in tables.items()}
         if ctx.view != "global" or self.has_global_head:
             rules["classifier"] = ctx.net.head(z)
-        return rules
+        if self.inference == "classifier":
+            return {**rules, "all_classes": rules["classifier"]}
+        table = tables[self.inference]
+        return {**rules, "all_classes": nearest_scores(z, table, torch.ones_like(own.known))}

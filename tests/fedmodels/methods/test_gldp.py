@@ -369,6 +369,16 @@ def test_the_rule_without_a_mask_chooses_from_what_other_methods_choose_from():
     assert predicted(seen, OWN)["all_classes"] == 2
 
 
+@pytest.mark.parametrize("rule", ["gldp_lp", "classifier"])
+def test_what_is_said_among_all_classes_is_said_by_the_rule_asked_for(rule):
+    """z = (1, 0): by everyone's prototypes class 2, by the client's own class 1."""
+    own = {0: (9.0, 0.0), 1: (1.0, 0.0)}
+    torch.manual_seed(1)
+    found = predicted(own, OWN, inference=rule)
+    assert found["gldp_lp"] == 1
+    assert found["all_classes"] == found[rule] != 2
+
+
 def test_each_rule_has_prototypes_of_its_own():
     """z = (1, 0) is the client's class 1, and nearer to everyone's class 0 (1 against 2)."""
     own = {0: (9.0, 0.0), 1: (1.0, 0.0)}
