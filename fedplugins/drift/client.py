@@ -3,19 +3,22 @@
 Inputs are compared with summaries of the training inputs of earlier tasks, which the private state
 keeps: so a crash or a roll-back changes no figure. Predictions are of one model, on the test data
 of all tasks that are compared, which no model has seen. What is kept does not grow with the number
-of tasks. Only ``NAMES`` of ``fedmodels.numerics.data_drift``, rounded, and ``PLACES`` leave the
-client; which numbers moved besides, its own log says.
+of tasks. Only ``NAMES`` of ``fedmodels.numerics.data_drift``, rounded, and where in the list of
+watched numbers those lie that moved in three columns (``places_of``) leave the client; which moved
+besides, its own log says.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fedcli.data.store.stream import Examples
 from fedcli.runtime.client_part import Client, ClientPart, Training
@@ -31,11 +34,13 @@ from fedmodels.numerics.data_drift import (
     Watched,
     moved,
 )
-from fedmodels.numerics.data_drift_numbers import Numbers, Words
+from fedmodels.numerics.data_drift_numbers import Numbers
 from fedmodels.numerics.randomness import seeded
 from fedmodels.training.contexts import ClientContext
+from fedplugins.drift.columns import WatchedWords
 from fedplugins.drift.keys import keys_of
-from fedplugins.drift.shared import Drift, said_of
+from fedplugins.drift.one_class import in_one_class
+from fedplugins.drift.shared import Drift, places_of, said_of
 
 PREFIX = Drift.section
 ALARMS = f"{PREFIX}alarms"
@@ -47,8 +52,6 @@ MEMORY = 10
 """Tests of one client after which its levels forget: four or five of its tasks."""
 SHARP = 1e-2
 """Deviations of probabilities that are taken for none."""
-SHOWN = 5
-"""Numbers that a line of a client's own log names."""
 PARTS_PER_ONE = 10**6
 """Amounts are kept as whole numbers of these."""
 log = logging.getLogger(__name__)
@@ -75,8 +78,13 @@ class DriftMeter(ClientPart):
         now = summaries.get(ctx.task) or self._summary(ctx)
         if now is None:
             return
-        earlier = [summaries[task] for task in sorted(summaries) if task < ctx.task]
-        found = {"input": moved(*self._compared(earlier, ctx.task), now)}
+        words, numbers = self._words("input", ctx), self._numbers(ctx)
+        size = numbers.count - numbers.spreads, ctx.run.problem.num_classes
+        earlier = [wide(summaries[t], *size) for t in sorted(summaries) if t < ctx.task]
+        reference, last = self._compared(earlier, ctx.task)
+        found = {"input": moved(
+            reference, last, wide(now, *size), columns=words.columns, more=[in_one_class]
+        )}  # fmt: skip
         with suppress(DataError):  # old test data may be deleted; scoring says more
             if self._may_predict(half):
                 found["prediction"] = self._predictions(earlier, ctx)
@@ -153,7 +161,8 @@ class DriftMeter(ClientPart):
             return None
         found = {task: self._predicted(task, ctx) for task in sorted(tasks)}
         others = [one for s in reference if (one := found[int(s.task)]) is not None]
-        return moved(others, found[int(before.task)] if before else None, now, SHARP)
+        columns = [*range(now.mix.shape[1])] * 2
+        return moved(others, found[int(before.task)] if before else None, now, SHARP, columns)
 
     @torch.no_grad()
     def _predicted(self, task: int, ctx: ClientContext) -> Summary | None:
@@ -189,22 +198,17 @@ class DriftMeter(ClientPart):
         alarms, last = _read(kept)
         for part, one in found.items() if ctx.task > last else ():
             if alarms.tells(part, one.p, one.amount):
-                words = self._words(part, ctx)
-                first = words.name(one.number)
-                more = [n for n in dict.fromkeys(map(words.name, one.others)) if n != first]
-                beside = f"; so did {', '.join(more[:SHOWN])}" if more else ""
-                beside += f" and {len(more) - SHOWN} more" if len(more) > SHOWN else ""
+                line = self._words(part, ctx).line(one.number, one.amount, one.p, one.others)
                 log.warning(
-                    "client %s, task %d: %ss moved since task %d: %s%s (docs/drift.md)",
-                    ctx.client, ctx.task, part, one.task,
-                    words.line(one.number, one.amount, one.p), beside,
+                    "client %s, task %d: %ss moved since task %d: %s (docs/drift.md)",
+                    ctx.client, ctx.task, part, one.task, line,
                 )  # fmt: skip
         return _written(alarms, max(last, ctx.task))
 
-    def _words(self, part: str, ctx: ClientContext) -> Words:
+    def _words(self, part: str, ctx: ClientContext) -> WatchedWords:
         data, problem = self.client.data, ctx.run.problem
         channels = channels_in(data.file.transform)
-        return Words(
+        return WatchedWords(
             part, tuple(problem.input_shape), problem.num_classes, channels, data.class_names,
             said_of(self.client.experiment),
         )  # fmt: skip
@@ -216,7 +220,8 @@ class DriftMeter(ClientPart):
 def _figures(part: str, one: Moved) -> dict[str, float]:
     """Return what leaves the client: two figures, and where it moved if that is beyond chance."""
     told = {f"{part}_drift": round(one.amount, 2), f"{part}_drift_p": float(f"{one.p:.1e}")}
-    return {**told, f"{part}_drift_number": one.number} if one.p < ALPHA else told
+    places = dict.fromkeys([one.number, *one.others]) if one.p < ALPHA else ()
+    return told | dict(zip(places_of(part), places, strict=False))
 
 
 def _some(
@@ -235,6 +240,20 @@ def _some(
 def _alike(y: Tensor) -> Tensor:
     """Return labels (n,) as they are, and one label for all examples with targets (n, T)."""
     return y if y.dim() == 1 else torch.zeros(len(y), dtype=torch.int64)
+
+
+def wide(one: Summary, values: int, classes: int) -> Summary:
+    """Return a summary with numbers that a version before did not watch, as unknown ones.
+
+    And with classes that have come since, of which it had none.
+    """
+    v, more, cells = len(one.noise), values - len(one.noise), one.cells
+    unknown = cells.new_full((len(cells), more), math.nan)
+    return replace(
+        one, cells=torch.cat([cells[:, :v], unknown, cells[:, v:]], 1),
+        noise=torch.cat([one.noise, one.noise.new_full((more,), math.nan)]),
+        mix=functional.pad(one.mix, (0, classes - one.mix.shape[1])),
+    )  # fmt: skip
 
 
 def _summaries(kept: dict[str, Tensor]) -> list[Summary]:

@@ -40,6 +40,11 @@ FIGURES = (
         "input_drift_number", "which number of the inputs moved",
         "its place in the list of watched numbers, where `input_drift_p` is below 0.01", SOURCE,
     ),
+    *(number(
+        f"input_drift_number_{n}", f"number of the {word} column of the inputs that moved",
+        f"as `input_drift_number`, of the {word} column that moved (Benjamini and Hochberg)",
+        SOURCE,
+    ) for n, word in ((2, "second"), (3, "third"))),
     number(
         "prediction_drift", "how far predictions moved",
         "as `input_drift`, of the softmax that the client's model, before it trains, gives for the "
@@ -53,5 +58,9 @@ FIGURES = (
         "prediction_drift_number", "which number of the predictions moved",
         "as `input_drift_number`", SOURCE,
     ),
+    *(number(
+        f"prediction_drift_number_{n}", f"number of the {word} class of predictions that moved",
+        f"as `input_drift_number_{n}`", SOURCE,
+    ) for n, word in ((2, "second"), (3, "third"))),
 )  # fmt: skip
 """What clients report, and what the coordinator computes at a run's end."""

@@ -19,8 +19,8 @@ from fedmodels.facts.position import Interaction, Task
 from fedmodels.numerics import change
 from fedmodels.numerics.alarm_levels import Alarms, Levels
 from fedmodels.numerics.data_drift import DRIFT_PARTS
-from fedmodels.numerics.data_drift_numbers import Words
-from fedplugins.drift.shared import said_of
+from fedplugins.drift.columns import WatchedWords
+from fedplugins.drift.shared import places_of, said_of
 from fedsrv.engine.client_profile import clients_text
 from fedsrv.engine.reduction import Reduced
 from fedsrv.engine.server_part import NOTHING, CurrentInteraction, ServerPart
@@ -81,15 +81,17 @@ class Drift(ServerPart):
         row, columns = rows[client], self.experiment.data and self.experiment.data.columns
         problem = at.ctx.run.problem
         names = max((p.class_names for p in at.plan.profiles.values()), key=len, default=())
-        words = Words(
+        words = WatchedWords(
             part, tuple(problem.input_shape), problem.num_classes,
             columns.channels if columns else (), names, said_of(self.experiment),
         )  # fmt: skip
         amount, p = row[f"{part}_drift"], row[f"{part}_drift_p"]
-        place = int(row.get(f"{part}_drift_number", 0))
+        places = [int(row[name]) for name in places_of(part) if name in row] or [0]
+        moved = [*dict.fromkeys(map(words.column, places))]
         return {
-            "client": int(client), "task": tasks[client], "part": part, "number": place,
-            "amount": amount, "p": p, "line": words.line(place, amount, p),
+            "client": int(client), "task": tasks[client], "part": part, "number": places[0],
+            "amount": amount, "p": p, "columns": moved,
+            "line": words.line(places[0], amount, p, places[1:]),
         }  # fmt: skip
 
     def figures(self) -> Mapping[str, Figures]:

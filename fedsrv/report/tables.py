@@ -16,6 +16,7 @@ from fedmodels.errors import ArchiveError, ConfigError, FedtideError
 from fedmodels.host.files import write_atomically
 from fedsrv.report.comparison import comparison, one_column
 from fedsrv.report.frame import group_runs
+from fedsrv.report.panels import lines_of_plugins
 from fedsrv.report.sites import sites_table
 from fedsrv.report.story import story
 from fedsrv.state.run_record import RunRecord, read_run
@@ -32,7 +33,7 @@ def report_command(
 ) -> None:
     """Print the tables of these run directories; write a page too where ``html`` says so.
 
-    With ``as_json``, print a list of the runs' summaries in place of tables and sentences.
+    With ``as_json``, print a list of summaries, and of what moved, in place of all that.
 
     Raises:
         ConfigError: no run is given, or the page cannot be written.
@@ -48,7 +49,9 @@ def report_command(
         raise _unreadable(runs, unread[:1])
     console = Console(stderr=as_json)
     if as_json:
-        print(json.dumps([{"run": str(run.path), **run.summary} for run in records], indent=1))
+        moved = ({"moved": lines} if (lines := lines_of_plugins(run)) else {} for run in records)
+        of = zip(records, moved, strict=True)
+        print(json.dumps([{"run": str(r.path), **r.summary, **more} for r, more in of], indent=1))
     else:
         _tabulate(records, console, everything)
     if html is not None:

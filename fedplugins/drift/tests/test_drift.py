@@ -17,15 +17,17 @@ from fedcli.data.store.client_data import ClientData
 from fedcli.runtime.state import StateDirectory
 from fedcli.runtime.worker import Worker
 from fedmodels.config.experiment import Experiment
-from fedmodels.errors import ClientFailed, ConfigError
+from fedmodels.errors import ClientFailed, ConfigError, PayloadError
 from fedmodels.methods.fedrep import FedRep
 from fedmodels.numerics.alarm_levels import Alarms, Levels
-from fedmodels.numerics.data_drift import NAMES, PLACES, Summary, Watched, moved
+from fedmodels.numerics.data_drift import DRIFT_PARTS, NAMES, Summary, Watched, moved
 from fedmodels.tensors.bundle import Bundle
 from fedplugins.drift import client as drift
 from fedplugins.drift.client import DriftMeter
 from fedplugins.drift.panels import of_drift, what_moved
 from fedplugins.drift.server import Drift, figures_of_alarms
+from fedplugins.drift.shared import Drift as WireDrift
+from fedplugins.drift.shared import places_of
 from fedsrv.dashboard.live import charts_of
 from fedsrv.engine.rounds import Engine
 from fedsrv.engine.schedule import Step
@@ -33,6 +35,7 @@ from fedsrv.parts import parts_of
 from fedsrv.progress.events import EventLog
 from fedsrv.report.frame import group_runs
 from fedsrv.report.page import page
+from fedsrv.report.tables import report_command
 from fedsrv.state.run_record import read_run
 from fedsrv.state.store import Store
 from fedtide.inprocess import InProcessCohort, run_in_process
@@ -44,6 +47,7 @@ CAPTION = "how far inputs moved from earlier tasks"
 
 
 CPU = torch.device("cpu")
+ALL_PLACES = [name for part in DRIFT_PARTS for name in places_of(part)]
 
 
 def experiment_with(on: bool = True, **more: Any) -> Experiment:
@@ -55,7 +59,7 @@ def figures_of(run: Path) -> list[dict[str, dict[str, float]]]:
     """Return the figures of drift of each record, by client."""
     return [
         {
-            c: {k: v for k, v in row.items() if k in (*NAMES, *PLACES)}
+            c: {k: v for k, v in row.items() if k in (*NAMES, *ALL_PLACES)}
             for c, row in record["clients"].items()
         }
         for record in records_of(run)
@@ -79,7 +83,7 @@ def test_drift_is_measured_from_the_second_task_on(digits, tmp_path, more):
     assert all(not row for record in found[:2] for row in record.values())
     for record, row in zip(records_of(tmp_path / "run")[2:], found[2:], strict=True):
         for client in ("0", "1", "2"):
-            assert set(NAMES) <= row[client].keys() <= {*NAMES, *PLACES}
+            assert set(NAMES) <= row[client].keys() <= {*NAMES, *ALL_PLACES}
             assert all(0 <= row[client][name] <= 1 for name in NAMES)
             assert all(round(row[client][name], 2) == row[client][name] for name in NAMES[::2])
         mean = sum(row[client]["input_drift"] for client in ("0", "1", "2")) / 3
@@ -201,6 +205,52 @@ def test_an_open_run_warns_of_the_clients_own_tasks():
     ], "what lasts is told again where it doubled"
 
 
+def test_an_alarm_names_the_columns_that_moved():
+    """In the line, and in the record by itself; the second alarm of a run is as the first."""
+    row = rows_of(0.5, 0)
+    row["0"] |= {"input_drift_number_2": 8 + 5.0, "input_drift_number_3": 16 + 1.0}
+    (line,) = told_by([(row, {0: 1})])
+    assert line.endswith(
+        "the mean of number 2, by 1.3 standard deviations (p = 1e-07); so did how much number 5 "
+        "varies from example to example, the share of class 1; docs/drift.md"
+    )
+    (alarm,) = alarms_by(row, {0: 1})
+    assert alarm["columns"] == ["number 2", "number 5", "the share of class 1"]
+    assert alarm["line"] in line
+
+
+def alarms_by(rows: dict[str, Any], tasks: Mapping[int, int]) -> list[dict[str, Any]]:
+    record: Any = {"interaction": 0, "task": 0, "clients": rows, "metrics": {}}
+    told = Drift(SimpleNamespace(experiment=SimpleNamespace(data=None), ledger=None), EventLog())
+    facts = SimpleNamespace(problem=SimpleNamespace(input_shape=(8,), num_classes=3))
+    at: Any = SimpleNamespace(ctx=SimpleNamespace(run=facts), plan=SimpleNamespace(profiles={}))
+    at.step = Step(0, 0, 0, (), True, False, tasks={9: 0, **tasks})
+    told.records(at, None, record)
+    return list(record["drift"])
+
+
+def test_a_report_as_json_has_what_moved(tmp_path, capsys):
+    alarm = {"client": 7, "task": 1, "line": "the mean of 'age', by 2 standard deviations"}
+    run = hand_written(tmp_path / "run", at(0, 0, task=0), {**at(1, 1, task=1), "drift": [alarm]})
+    report_command([run.path], None, as_json=True)
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["moved"] == [
+        "round 2, client 7, task 1: the mean of 'age', by 2 standard deviations"
+    ]
+
+
+def test_places_are_told_in_their_order():
+    part = WireDrift(SimpleNamespace(input_shape=(8,), num_classes=3))
+    told = {"input_drift": 0.5, "input_drift_p": 1e-7, "input_drift_number": 2.0}
+    part.check_told({**told, "input_drift_number_2": 66.0}, 9)
+    for more, line in (
+        ({"input_drift_number_3": 1.0}, "'input_drift_number_3' without 'input_drift_number_2'"),
+        ({"input_drift_number_2": 67.0}, "is 67, no place in a list of 67"),
+    ):
+        with pytest.raises(PayloadError, match=line):
+            part.check_told(told | more, 9)
+
+
 def test_clients_with_one_reason_share_a_line():
     (line,) = told_by([(rows_of(0.5, *range(8)), dict.fromkeys(range(8), 1))])
     assert "at clients 0, 1, 2" in line
@@ -319,7 +369,7 @@ def test_keys_of_drift_need_drift():
 def test_the_figures_are_those_of_the_page_of_metrics():
     from fedmodels.numerics.metric_tables import METRICS
 
-    assert {*NAMES, *PLACES} <= METRICS.keys()
+    assert {*NAMES, *ALL_PLACES} <= METRICS.keys()
 
 
 def test_a_run_on_change_says_how_soon_changes_were_told(tmp_path):

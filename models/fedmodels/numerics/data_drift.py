@@ -17,6 +17,8 @@ a class that follow each other are cut into more.
 3. *Together.* The p-value of all numbers of a kind is Simes': the smallest level at which Benjamini
    and Hochberg's procedure finds one. It is doubled for the two kinds, and doubled again where two
    comparisons are made, with the reference and with the task before (Bonferroni).
+4. *Columns.* Those that moved are found by Benjamini and Hochberg's procedure over all columns; the
+   p-value of one is that of its numbers, put together in the same way.
 
 Shapes: m cells and b blocks of a task, v watched values, q spreads, K classes.
 """
@@ -24,7 +26,7 @@ Shapes: m cells and b blocks of a task, v watched values, q spreads, K classes.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -53,8 +55,6 @@ DRIFT_PARTS = ("input", "prediction")
 """Whose drift clients report: ``…_drift``, and its p-value ``…_drift_p``."""
 NAMES = tuple(f"{part}_drift{end}" for part in DRIFT_PARTS for end in ("", "_p"))
 """What a client reports, each from 0 to 1."""
-PLACES = tuple(f"{part}_drift_number" for part in DRIFT_PARTS)
-"""And where in the list of watched numbers lies what moved."""
 
 
 class Watched(NamedTuple):
@@ -80,6 +80,7 @@ class Summary:
     sizes: Tensor  # (m,) examples
     noise: Tensor  # (v,) float32: variance within cells
     mix: Tensor  # (b, K) examples of each class in each block
+    apart: Tensor = torch.tensor(False)  # noqa: RUF009 - () whether each cell has its own sessions
 
     @classmethod
     def of(cls, task: int, x: Watched) -> Summary:
@@ -87,7 +88,7 @@ class Summary:
         values = x.values.numpy().astype(np.float64)
         labels = x.labels.cpu().numpy()
         sessions = None if x.sessions is None else x.sessions.cpu().numpy()
-        places = _cells(labels, sessions)
+        places, apart = _cells(labels, sessions)
         count = values.shape[1] + x.spreads
         cells, noise = np.zeros((len(places), count)), np.zeros(values.shape[1])
         for cell, place in zip(cells, places, strict=True):
@@ -106,6 +107,7 @@ class Summary:
             torch.tensor([len(place) for place in places], dtype=torch.int64),
             torch.from_numpy(noise.astype(np.float32)),
             torch.from_numpy(np.array(mix, dtype=np.int64).reshape(-1, x.num_classes)),
+            torch.tensor(apart),
         )
 
     def tensors(self, place: str) -> dict[str, Tensor]:
@@ -128,12 +130,16 @@ class Summary:
     @classmethod
     def under(cls, tensors: Mapping[str, Tensor], place: str) -> Summary | None:
         """Return the summary under a place, if there is one."""
-        names = [f"{place}/{field.name}" for field in fields(cls)]
-        return cls(*map(tensors.__getitem__, names)) if tensors.keys() >= {*names} else None
+        names = {field.name: f"{place}/{field.name}" for field in fields(cls)}
+        kept = {field: tensors[name] for field, name in names.items() if name in tensors}
+        return cls(**kept) if names.keys() - kept.keys() <= {"apart"} else None
 
 
-def _cells(labels: Ints, sessions: Ints | None) -> list[Ints]:
-    """Return the places of the examples of each cell, by class and in their order."""
+def _cells(labels: Ints, sessions: Ints | None) -> tuple[list[Ints], bool]:
+    """Return the places of the examples of each cell, by class and in their order.
+
+    And whether no session has two cells of one class.
+    """
     classes, counts = np.unique(labels, return_counts=True)
     classes = np.sort(classes[np.lexsort((classes, -counts))][:MAX_CELLS])
     found = list[Ints]()
@@ -142,11 +148,12 @@ def _cells(labels: Ints, sessions: Ints | None) -> list[Ints]:
         several = _by_session(mine, sessions, max(MAX_CELLS // len(classes), 1))
         found += [place for place in several if len(place) >= MIN_EXAMPLES]
     pieces = -(-MIN_CELLS // max(len(found), 1))
-    return [
+    cut = [
         piece
         for place in found
         for piece in np.array_split(place, min(pieces, max(len(place) // MIN_EXAMPLES, 1)))
     ]
+    return cut, sessions is not None and len(cut) == len(found)
 
 
 def _by_session(places: Ints, sessions: Ints | None, most: int) -> list[Ints]:
@@ -169,6 +176,10 @@ def _blocks(count: int, sessions: Ints | None) -> list[Ints]:
     return [place for place in named if len(place) >= MIN_EXAMPLES]
 
 
+Kind = Callable[[Sequence[Summary], Summary, float], tuple[Floats, Floats]]
+"""A kind of tests: of earlier tasks, the task and a resolution, p-values and amounts."""
+
+
 @dataclass(frozen=True)
 class Moved:
     """How far examples moved."""
@@ -183,7 +194,7 @@ class Moved:
     task: int
     """The first of the tasks that were compared with."""
     others: tuple[int, ...] = ()
-    """All numbers that moved, the surest of each kind first (Benjamini and Hochberg)."""
+    """The surest number of each column that moved, ``number`` first."""
 
 
 def moved(
@@ -191,6 +202,8 @@ def moved(
     before: Summary | None,
     now: Summary,
     resolution: float = 1e-4,
+    columns: Sequence[int] = (),
+    more: Sequence[Kind] = (),
 ) -> Moved | None:
     """Compare a task with earlier ones; None where nothing can be compared.
 
@@ -199,40 +212,54 @@ def moved(
         before: the task before, where there is one beside the reference.
         now: the task.
         resolution: a deviation over cells that is taken for none.
+        columns: to which column each number belongs; each to one of its own, unless given.
+        more: further kinds of tests.
     """
-    found = [
-        one
-        for some in (reference, [before] if before else [])
-        if some and (one := _compared(some, now, resolution)) is not None
-    ]
-    if not found:
-        return None
-    surest = min(found, key=lambda one: one.p)
-    return replace(surest, p=min(1.0, surest.p * len(found)))
+    several = [some for some in (reference, [before] if before else []) if some]
+    tests = _within_classes, _shares, *more
+    each = (
+        _compared([test(some, now, resolution) for test in tests], some, columns, len(several))
+        for some in several
+    )
+    return min(filter(None, each), key=lambda one: one.p, default=None)
 
 
-def _compared(earlier: Sequence[Summary], now: Summary, resolution: float) -> Moved | None:
-    """Compare a task with some earlier ones together."""
-    kinds = _within_classes(earlier, now, resolution), _shares(earlier, now)
-    first, found = 0, list[Moved]()
-    for p, amounts in kinds:
-        tested = np.flatnonzero(~np.isnan(p))
-        if len(tested):
-            order = tested[np.argsort(p[tested], kind="stable")]
-            adjusted = p[order] * len(order) / np.arange(1, len(order) + 1)
-            last = np.flatnonzero(adjusted <= ALPHA / len(kinds))
-            others = order[: last[-1] + 1] if len(last) else order[:0]
-            at = int(order[0])
-            found.append(Moved(
-                float(min(1.0, adjusted.min())), first + at, float(amounts[at]),
-                int(earlier[0].task), tuple(first + int(other) for other in others),
-            ))  # fmt: skip
-        first += len(p)
-    if not found:
+def _compared(
+    kinds: Sequence[tuple[Floats, Floats]], earlier: Sequence[Summary], columns: Sequence[int],
+    times: int,
+) -> Moved | None:  # fmt: skip
+    """Return what kinds of tests say of a task and earlier ones, of so many comparisons."""
+    p, amounts = (np.concatenate(parts) for parts in zip(*kinds, strict=True))
+    kind = np.repeat(np.arange(len(kinds)), [len(one) for one, _ in kinds])
+    column = np.array(columns) if columns else np.arange(len(p))
+    of_kinds = _together(p, kind)
+    if not of_kinds:
         return None
-    surest = min(found, key=lambda one: one.p)
-    others_too = tuple(other for one in found for other in one.others)
-    return replace(surest, p=min(1.0, len(found) * surest.p), others=others_too)
+    times *= len(of_kinds)
+    least, surest = min(of_kinds)
+    by_column = dict[int, tuple[float, int]]()
+    for one in _together(p, len(kinds) * column + kind):
+        mine = int(column[one[1]])
+        by_column[mine] = min(one, by_column.get(mine, one))
+    ranked = sorted(by_column.values())
+    beyond = [n for n, (one, _) in enumerate(ranked, 1) if one * times * len(ranked) / n <= ALPHA]
+    places = [place for _, place in ranked[: max(beyond, default=0)]]
+    others = [place for place in places if column[place] != column[surest]]
+    return Moved(
+        min(1.0, times * least), surest, float(amounts[surest]), int(earlier[0].task),
+        (surest, *others) if places else (),
+    )  # fmt: skip
+
+
+def _together(p: Floats, groups: Ints) -> list[tuple[float, int]]:
+    """Return Simes' p-value of the tests of each group, and the place of its surest one."""
+    tested, found = np.flatnonzero(~np.isnan(p)), list[tuple[float, int]]()
+    for group in np.unique(groups[tested]):
+        order = tested[groups[tested] == group]
+        order = order[np.argsort(p[order], kind="stable")]
+        adjusted = p[order] * len(order) / np.arange(1, len(order) + 1)
+        found.append((float(min(1.0, adjusted.min())), int(order[0])))
+    return found
 
 
 # --- within classes -----------------------------------------------------------------------------
@@ -244,7 +271,7 @@ def _within_classes(
     """Return the p-value (v + q,) of each number's shift within classes, and its amount."""
     from scipy.special import stdtr
 
-    a, b = (_joined(some) for some in (earlier, [now]))
+    a, b = (joined(some) for some in (earlier, [now]))
     both = np.intersect1d(a.classes, b.classes)
     width, values = a.cells.shape[1], len(a.noise)
     shifts, weights, left, sizes = [], [], np.zeros(width), list[float]()
@@ -262,25 +289,27 @@ def _within_classes(
     left += (weight * (np.array(shifts) - shift) ** 2).sum(axis=0)
     noise = (a.noise + b.noise) / 2
     least = np.concatenate([noise, np.full(width - values, 0.5)]) * np.mean(1 / np.array(sizes))
-    variance, freedom = _moderated(left / df, least, df)
+    variance, freedom = moderated(left / df, least, df)
     variance = np.maximum(np.maximum(variance, least), resolution**2)
     t = shift / np.sqrt(variance / weight.sum())
     with np.errstate(divide="ignore", invalid="ignore"):
         by = np.abs(shift[:values]) / np.sqrt(noise)
-    amounts = [_gap_of_means(np.nan_to_num(by, posinf=1e9)), _gap_of_spreads(shift[values:])]
+    amounts = [gap_of_means(np.nan_to_num(by, posinf=1e9)), gap_of_spreads(shift[values:])]
     return 2 * stdtr(freedom, -np.abs(t)), np.concatenate(amounts)
 
 
-class _Cells(NamedTuple):
+class Cells(NamedTuple):
+    """The cells of several tasks."""
+
     cells: Floats
     classes: Ints
     sizes: Ints
     noise: Floats
 
 
-def _joined(several: Sequence[Summary]) -> _Cells:
+def joined(several: Sequence[Summary]) -> Cells:
     """Return the cells of several tasks, and the mean of their variances within cells."""
-    return _Cells(
+    return Cells(
         np.concatenate([one.cells.numpy() for one in several]).astype(np.float64),
         np.concatenate([one.classes.numpy() for one in several]),
         np.concatenate([one.sizes.numpy() for one in several]),
@@ -288,7 +317,7 @@ def _joined(several: Sequence[Summary]) -> _Cells:
     )
 
 
-def _moderated(variance: Floats, least: Floats, df: int) -> tuple[Floats, float]:
+def moderated(variance: Floats, least: Floats, df: int) -> tuple[Floats, float]:
     """Return variances (d,) drawn towards their common ratio to the least ones, and freedom.
 
     The ratios are taken for a scaled F distribution, whose two parameters come from the mean and
@@ -324,7 +353,7 @@ def _inverse_trigamma(x: float) -> float:
     return y
 
 
-def _gap_of_means(deviations: Floats) -> Floats:
+def gap_of_means(deviations: Floats) -> Floats:
     """Return the largest gap between two normal distributions that lie so far apart."""
     from scipy.special import ndtr
 
@@ -332,7 +361,7 @@ def _gap_of_means(deviations: Floats) -> Floats:
     return found
 
 
-def _gap_of_spreads(logs: Floats) -> Floats:
+def gap_of_spreads(logs: Floats) -> Floats:
     """Return the same of two with one mean, given the logarithms of the ratio of deviations."""
     from scipy.special import ndtr
 
@@ -345,7 +374,7 @@ def _gap_of_spreads(logs: Floats) -> Floats:
 # --- shares of classes --------------------------------------------------------------------------
 
 
-def _shares(earlier: Sequence[Summary], now: Summary) -> tuple[Floats, Floats]:
+def _shares(earlier: Sequence[Summary], now: Summary, resolution: float) -> tuple[Floats, Floats]:
     """Return the p-value (K,) of each class's change of share, and the change."""
     from scipy.special import stdtr
 

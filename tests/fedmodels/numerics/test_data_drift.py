@@ -25,6 +25,9 @@ def drawn(rng: np.random.Generator, n: int, *shape: int, classes: int = 6) -> tu
     return x, torch.from_numpy(rng.integers(0, classes, n))
 
 
+HALVES = slice(200), slice(200, 400)
+
+
 def test_cells_are_classes_in_sessions():
     """Two classes in three sessions; class 1 has three examples in the last, which are too few."""
     y = torch.tensor([0] * 12 + [1] * 11)
@@ -105,15 +108,15 @@ def test_variances_are_moderated_as_in_the_paper():
     """Of numbers whose variances are alike but for chance, all get the common one."""
     rng = np.random.default_rng(0)
     alike = rng.chisquare(4, 500) / 4
-    found, freedom = data_drift._moderated(3 * alike, np.ones(500), 4)
+    found, freedom = data_drift.moderated(3 * alike, np.ones(500), 4)
     assert freedom > 50
     assert found.std() < 0.15 * (3 * alike).std()
     assert found.mean() == pytest.approx(3, rel=0.1)
     unlike = alike * 1 / (rng.chisquare(4, 500) / 4)
-    assert 2 < data_drift._moderated(unlike, np.ones(500), 4)[1] - 4 < 8, "a prior of 4 was drawn"
+    assert 2 < data_drift.moderated(unlike, np.ones(500), 4)[1] - 4 < 8, "a prior of 4 was drawn"
     assert data_drift._inverse_trigamma(math.pi**2 / 6) == pytest.approx(1.0)
     few = np.array([1.0, 2.0])
-    assert data_drift._moderated(few, np.ones(2), 4) == (pytest.approx(few), 4.0)
+    assert data_drift.moderated(few, np.ones(2), 4) == (pytest.approx(few), 4.0)
 
 
 def test_chance_is_told_rarely():
@@ -192,6 +195,52 @@ def test_a_reference_sees_what_the_task_before_does_not():
     assert all(one is not None and one.p < 1e-4 and one.number == 2 for one in far)
 
 
+def waves(rng: np.random.Generator, cycles: float) -> Summary:
+    """Return 120 windows of a wave in noise, each with a phase of its own."""
+    at = cycles * np.arange(64) / 64 + rng.random((120, 1))
+    x = np.sin(2 * np.pi * at) + 0.3 * rng.standard_normal((120, 64))
+    windows = torch.from_numpy(x.astype(np.float32))[:, :, None]
+    return Summary.of(0, watched(windows, torch.arange(120) % 6))
+
+
+def test_another_sampling_rate_shows_in_the_spectrum():
+    """No mean or spread says so."""
+    rng = np.random.default_rng(8)
+    found = moved([waves(rng, 5)], None, waves(rng, 10))
+    assert found is not None
+    assert found.p < 1e-9
+    octaves = [Words("input", (64, 1), 6).name(place) for place in found.others[:2]]
+    assert sorted(octaves) == [f"the power of channel 0 in octave {n} of 5" for n in (3, 4)]
+    same = moved([waves(rng, 5)], None, waves(rng, 5))
+    assert same is not None
+    assert same.p > 0.05
+    assert Numbers((3, 32, 32)).octaves == Numbers((9,)).octaves == Numbers((2, 4)).octaves == ()
+    assert Numbers((4096, 2)).octaves == (1, *(2**n for n in range(4, 11)))
+    silent = Numbers((64, 2)).of(torch.zeros(3, 64, 2))
+    assert bool(torch.isfinite(silent).all())
+
+
+def test_columns_that_moved_are_found_by_all_of_their_numbers():
+    """Of 20 columns of ten numbers, two move; in 40 pairs without a move, hardly one is named."""
+    rng, columns = np.random.default_rng(9), [n // 10 for n in range(200)] + [*range(20, 26)]
+    x, y = drawn(rng, 400, 200)
+    x[200:, 30:40] += 0.8
+    x[200:, 170] += 2
+    of = [Summary.of(t, Watched(x[s], 0, y[s], y[s], 6)) for t, s in enumerate(HALVES)]
+    found = moved(of[:1], None, of[1], columns=columns)
+    assert found is not None
+    assert [columns[place] for place in found.others] == [17, 3]
+    assert found.number == 170
+    named = 0
+    for _ in range(40):
+        x, y = drawn(rng, 400, 200)
+        of = [Summary.of(t, Watched(x[s], 0, y[s], y[s], 6)) for t, s in enumerate(HALVES)]
+        none = moved(of[:1], None, of[1], columns=columns)
+        assert none is not None
+        named += bool(none.others)
+    assert named <= 1
+
+
 def test_what_stands_still_is_no_drift_and_what_begins_to_move_is():
     y = torch.arange(60) % 6
     still = Summary.of(0, watched(torch.ones(60, 3), y))
@@ -224,7 +273,17 @@ def test_a_summary_survives_as_tensors_and_is_bounded():
     ("shape", "count", "named"),
     [
         ((3,), 6, {0: "the mean of 'b'", 4: "how much 'c' varies from example to example"}),
-        ((128, 3), 393, {1: "the mean of 'c' within an example", 9: "'b' at step 3 of 128"}),
+        (
+            (128, 3),
+            411,
+            {
+                1: "the mean of 'c' within an example",
+                9: "'b' at step 3 of 128",
+                390: "the power of 'b' in octave 1 of 6",
+                406: "the power of 'c' in octave 6 of 6",
+                410: "how much the mean of 'd' varies",
+            },
+        ),
         (
             (3, 32, 32),
             777,
