@@ -49,6 +49,7 @@ ELSEWHERE = {
 NOWHERE = {
     "asynchronous": "clients that are slow on purpose: ten minutes",
     "drift": "people of three recordings: minutes",
+    "drift_changes": "people of three recordings: minutes",
     "flower_noop": "needs Flower",
     "generators": "needs Fashion-MNIST, and minutes",
     "links": "a link of 20 kbit/s: ten minutes, and a kernel that limits it",
