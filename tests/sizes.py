@@ -34,7 +34,7 @@ def sources(package: str) -> list[Path]:
 
 
 MOST: Mapping[str, int] = {
-    "lines of the core": 91_696,
+    "lines of the core": 91_858,
     "seams of parts": 58,
     "loose files in fedmodels": 3,
     "loose files in fedsrv": 2,

@@ -76,11 +76,13 @@ def verify(
 
         told = Verification(
             run=str(run), holds=not found.wrong, lines=found.lines, wrong=found.wrong,
-            statements=None if is_relay else found.head.number,
+            notes=[*found.notes], statements=None if is_relay else found.head.number,
             head=f"{found.head.number}:{found.head.link.hex()}",
         )  # fmt: skip
         typer.echo(told.model_dump_json(indent=1))
         sys.exit(ArchiveError.exit_code if found.wrong else 0)
+    for line in found.notes:
+        typer.echo(f"{run}: {line}")
     if found.wrong:
         for line in found.wrong[:-1]:
             typer.echo(f"{run}: {line}", err=True)

@@ -20,6 +20,8 @@ import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from pydantic import BaseModel
+
 from fedmodels.errors import ArchiveError
 from fedmodels.host.guarded import Guarded
 
@@ -45,9 +47,9 @@ def beginning_of(run_id: str) -> bytes:
     return hashlib.sha256(run_id.encode()).digest()
 
 
-def digest_of(statement: str) -> bytes:
-    """Return the digest of a statement."""
-    return hashlib.sha256(statement.encode()).digest()
+def digest_of(statement: object) -> bytes:
+    """Return the digest of a statement; an edited file may hold anything in its place."""
+    return hashlib.sha256(str(statement).encode()).digest()
 
 
 def continued(link: bytes, digests: bytes) -> bytes:
@@ -74,18 +76,29 @@ def statement_of(what: Mapping[str, Any], digests: Mapping[str, Mapping[Key, str
     return json.dumps({**what, **rows, "salt": salt}, sort_keys=True)
 
 
-def stated_rows(said: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return the digest of each row that there has to be after statements, by table and key."""
-    found: dict[str, dict[str, str]] = {}
-    for one in said:
-        for table, changed in one.get("rows", {}).items():
-            rows = found.setdefault(table, {})
-            for key, digest in changed.items():
-                if digest is None:
-                    rows.pop(key, None)
-                else:
-                    rows[key] = digest
-    return found
+class _Statement(BaseModel, strict=True):
+    """What statements say to those who read them."""
+
+    committed: int = 0
+    scored: int = 0
+    taken_up: int = 0
+    undone_after: int = 0
+    done_again: list[int | tuple[int, str]] = []
+    state: str = ""
+    writes: str = ""
+    sha256: str = ""
+    audit: tuple[int, str] = (0, "")
+    lines: dict[str, tuple[int, str]] = {}
+    rows: dict[str, dict[str, str | None]] = {}
+
+
+def read_statement(text: str) -> dict[str, Any]:
+    """Return what a statement says; ValueError for a text that no run wrote."""
+    try:
+        _Statement.model_validate_json(text)
+    except ValueError:
+        raise ValueError("its history says what no run states") from None
+    return dict(json.loads(text))
 
 
 def stated_states(said: Iterable[Mapping[str, Any]]) -> dict[int, str]:
@@ -102,7 +115,7 @@ def commit_links(statements: Iterable[tuple[int, str, str]]) -> dict[int, str]:
     """Return the link of the last statement that says what an interaction is, by interaction."""
     found = dict[int, str]()
     for _, text, link in statements:
-        one = json.loads(text)
+        one = read_statement(text)
         numbers = [one[key] for key in ("committed", "scored") if key in one]
         again = one.get("done_again", ())
         numbers += [n[0] if isinstance(n, list) else n for n in again]  # a link was beside it
@@ -119,14 +132,13 @@ class Chain:
     _links: Guarded[bytearray] = Guarded("_lock")
     _head: Guarded[Head] = Guarded("_lock")
     _safe: Guarded[Head] = Guarded("_lock")
-    _statement: Guarded[str] = Guarded("_lock")
 
     def __init__(self, db: sqlite3.Connection, run_id: str) -> None:
         """Read the chain of a run; ValueError holds the number of the first changed statement."""
         self._db, self._lock = db, threading.RLock()
         first = beginning_of(run_id)
         self._digests, self._links = bytearray(), bytearray(first)
-        self._head, self._statement = Head(0, bytes(first)), "{}"
+        self._head = Head(0, bytes(first))
         query = "SELECT number, statement, link FROM chain ORDER BY number"
         for number, statement, link in db.execute(query):
             self.said(statement)
@@ -151,12 +163,6 @@ class Chain:
         with self._lock:
             self._safe = max(self._safe, head, key=lambda it: it.number)
 
-    @property
-    def last(self) -> dict[str, Any]:
-        """Return the last statement."""
-        with self._lock:
-            return dict(json.loads(self._statement))
-
     def say(self, text: str) -> None:
         """Write a statement, in a transaction; :meth:`said` follows when that is committed."""
         number, before = self.head
@@ -170,7 +176,7 @@ class Chain:
             link = continued(self._head.link, digest)
             self._links += link
             self._digests += digest
-            self._head, self._statement = Head(self._head.number + 1, link), text
+            self._head = Head(self._head.number + 1, link)
 
     def since(self, number: int) -> tuple[Head, bytes]:
         """Return the newest safe head, or one on the way to it, and the digests up to it.

@@ -13,9 +13,14 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from fedsrv.state.chain import read_statement
 from fedsrv.state.rows import BEFORE, TABLES
 
 SEAL = "seal"
+UNSTATED = ("clients", "started_over")
+"""The tables that nothing covered."""
+RECOMPUTED = ("growths", "meta", "undone")
+"""Those of which no statement told: who edits them can compute their hashes anew."""
 _COLUMNS = "interaction, scored, record, counts"
 _REBUILT = {"interactions": _COLUMNS, "undone": _COLUMNS, "growths": "number, growth"}
 
@@ -23,7 +28,8 @@ _REBUILT = {"interactions": _COLUMNS, "undone": _COLUMNS, "growths": "number, gr
 def edited(db: sqlite3.Connection, run_id: str) -> Iterator[str]:
     """Yield a line for each thing that is not as it was written, as far as that version told."""
     said = [
-        json.loads(text) for (text,) in db.execute("SELECT statement FROM chain ORDER BY number")
+        read_statement(text)
+        for (text,) in db.execute("SELECT statement FROM chain ORDER BY number")
     ]
     if any("rows" in one for one in said):
         yield "it was converted to the format of an earlier version"

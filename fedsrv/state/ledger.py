@@ -26,17 +26,26 @@ from typing import Any, TypeVar, cast
 from fedmodels.errors import ArchiveError, RunFailed
 from fedmodels.facts.position import NONE_YET, Interaction
 from fedmodels.host.files import no_locks
-from fedsrv.state.chain import Chain, Key, row_digest, stated_file, stated_states, statement_of
+from fedsrv.state.chain import (
+    Chain,
+    Key,
+    read_statement,
+    row_digest,
+    stated_file,
+    stated_states,
+    statement_of,
+)
 from fedsrv.state.owner import Owner, owned
 from fedsrv.state.record import Record
 from fedsrv.state.rows import (
-    BEFORE,
     EARLIER,
     FORMAT,
     KEYS,
     LATER,
     TABLES,
+    check_format,
     edited,
+    remade,
     rows_in,
     tables_of,
 )
@@ -120,15 +129,16 @@ class Ledger:
         try:
             self.db.execute("PRAGMA journal_mode=WAL")
             self.db.execute(f"PRAGMA synchronous={'FULL' if strict else 'NORMAL'}")
-            self._check_format()
-            if run_id and not tables_of(self.db):
+            if tables_of(self.db):
+                check_format(self.path, self._version())
+            elif run_id:
                 self._create(run_id)
             self._check()
-        except sqlite3.OperationalError as error:
+        except (sqlite3.DatabaseError, ValueError) as error:
             self.db.close()
-            raise RunFailed(f"{self.path} cannot be used: {no_locks(error) or error}") from None
-        except sqlite3.DatabaseError as error:
-            self.db.close()
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+            if isinstance(error, sqlite3.OperationalError) and code != sqlite3.SQLITE_ERROR:
+                raise RunFailed(f"{self.path} cannot be used: {no_locks(error) or error}") from None
             raise self.damaged(str(error)) from None
         except BaseException:
             self.db.close()
@@ -153,26 +163,14 @@ class Ledger:
             made.put("meta", "run_id", run_id)
             Chain(self.db, run_id).say(statement_of({"began": run_id}, made.digests()))
 
-    def _check_format(self) -> None:
-        found = self._version()
-        if found in (FORMAT, BEFORE, EARLIER) or not tables_of(self.db):
-            return
-        age = "an earlier" if found < FORMAT else "a later"
-        raise ArchiveError(
-            f"{self.path} was written by {age} version of fedtide; finish the run with that one, "
-            "or make a new file of rounds.jsonl and the states: "
-            f"fedsrv recover {self.path.parent}"
-        )
-
     def _version(self) -> int:
         return int(self.db.execute("PRAGMA user_version").fetchone()[0])
 
     def _check(self) -> None:
         """Check that the file is whole and that every row is as written."""
-        found = str(self.db.execute("PRAGMA integrity_check(1)").fetchone()[0])
-        if found != "ok":
-            raise self.damaged(" ".join(found.split()))
         missing, version = TABLES.keys() - tables_of(self.db), self._version()
+        if wrong := next(remade(self.db, version), ""):
+            raise self.damaged(wrong)
         if needed := missing - {*LATER}:
             raise self.damaged(f"it has no table {min(needed)!r}")
         run_id = self.db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
@@ -202,7 +200,7 @@ class Ledger:
 
     def _statements(self) -> list[dict[str, Any]]:
         query = "SELECT statement FROM chain ORDER BY number"
-        return [json.loads(text) for (text,) in self.db.execute(query)]
+        return [read_statement(text) for (text,) in self.db.execute(query)]
 
     def said_of(self, key: str) -> list[dict[str, Any]]:
         """Return the statements that name something; called by the owner."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from fedmodels.errors import ArchiveError
 from fedsrv.state import rows
-from fedsrv.state.chain import beginning_of, continued, digest_of, stated_states
+from fedsrv.state.chain import beginning_of, continued, digest_of, read_statement, stated_states
 from fedsrv.state.run_directory import state_numbers
 from fedsrv.state.state_files import check_stated, state_path
 
@@ -29,11 +28,15 @@ class History:
 
     records: Rows
     said: list[dict[str, Any]]
-    """Its statements."""
+    """Its statements, up to the first that was changed."""
     links: list[bytes]
-    """The link before the first one, and after each up to the first that was changed."""
+    """The link before the first one, and after each of them."""
+    is_chained: bool
+    """Whether no statement was changed: else rows and files are not compared with them."""
     wrong: list[str]
     """What does not fit in the database, a line each."""
+    untold: str = ""
+    """Of which edits of an earlier version's rows nothing can tell."""
 
     @property
     def committed(self) -> int | None:
@@ -52,33 +55,52 @@ def read_history(database: Path) -> History:
     try:
         with opened(database) as db:
             db.execute("BEGIN")  # a run under way commits meanwhile
-            (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
             (version,) = db.execute("PRAGMA user_version").fetchone()
+            rows.check_format(database, version)
+            (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
             columns = "interaction, scored, record"
             records = db.execute(f"SELECT {columns} FROM interactions ORDER BY 1").fetchall()
             query = "SELECT number, statement, link FROM chain ORDER BY number"
             statements = db.execute(query).fetchall()
-            said = [json.loads(text) for _, text, _ in statements]
             links, wrong = _links(str(run_id), statements)
-            if version == rows.EARLIER:
+            said = [read_statement(text) for _, text, _ in statements[: len(links) - 1]]
+            is_chained = not wrong
+            wrong += rows.remade(db, version)
+            if is_chained and version == rows.EARLIER:
                 from fedsrv.state import earlier_ledger
 
                 wrong += earlier_ledger.edited(db, str(run_id))
-            else:
+            elif is_chained:
                 wrong += rows.edited(db, said)
     except (sqlite3.Error, TypeError, ValueError) as error:
         raise ArchiveError(f"{database} cannot be verified: {error}") from None
-    return History(records, said, links, wrong)
+    return History(records, said, links, is_chained, wrong, _untold(version, said))
+
+
+def _untold(version: int, said: list[dict[str, Any]]) -> str:
+    """Return of which edits nothing can tell; an empty text where statements cover every row."""
+    taken = [number for number, one in enumerate(said, 1) if "taken_over" in one]
+    if version != rows.EARLIER and not taken:
+        return ""
+    from fedsrv.state.earlier_ledger import RECOMPUTED, UNSTATED
+
+    when = f"before statement {taken[0]}" if taken else "before the run is resumed"
+    return (
+        f"written by an earlier version, whose statements cover interactions alone: {when}, an "
+        f"edit of {' or '.join(UNSTATED)} does not show, and one of {', '.join(RECOMPUTED)} only "
+        "if their hashes stayed as they were"
+    )
 
 
 def _links(run_id: str, statements: Rows) -> tuple[list[bytes], list[str]]:
     """Return the links of a chain as they have to be, and a line where one is not."""
     links = [beginning_of(run_id)]
     for number, text, link in statements:
-        links.append(continued(links[-1], digest_of(text)))
-        if (number, link) != (len(links) - 1, links[-1].hex()):
-            line = f"statement {len(links) - 1} is not the one that was written"
+        following = continued(links[-1], digest_of(text))
+        if (number, link) != (len(links), following.hex()):
+            line = f"statement {len(links)} is not the one that was written"
             return links, [f"{line}, or one before it is missing"]
+        links.append(following)
     return links, []
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,9 @@ from fedmodels.errors import ArchiveError, ArchiveNotRead
 from fedmodels.host.files import sha256_of
 from fedsrv.state.audit import AUDIT, START, Broken, Mark, missing_end, read, warned
 from fedsrv.state.chain import Head, stated_states
+from fedsrv.state.rows import restated
 from fedsrv.state.state_files import check_stated, state_path
-from fedsrv.state.stated import Rows, opened, read_history
+from fedsrv.state.stated import History, Rows, opened, read_history
 from fedsrv.state.stated_lines import other_lines
 
 STATED = ("config.toml", "data.json", "lineage.json", "summary.json")
@@ -128,6 +129,8 @@ class Verified:
     """Whole lines of its audit log."""
     wrong: list[str]
     """What does not fit, a line each."""
+    notes: Sequence[str] = ()
+    """What was changed since a kept head, and what an earlier version did not state."""
 
 
 def verified(run: Path, kept: Head | None = None) -> Verified:
@@ -136,19 +139,42 @@ def verified(run: Path, kept: Head | None = None) -> Verified:
     Raises:
         ArchiveError: there is no database that can be read.
     """
+    once = _verified(run, kept)
+    return _verified(run, kept) if once.wrong else once  # a run under way may have gone on
+
+
+def _verified(run: Path, kept: Head | None) -> Verified:
+    beside = _beside(run)
     found = read_history(run / "run.db")
     wrong, links = [*found.wrong], found.links
     head = Head(len(links) - 1, links[-1])
-    if kept is not None and kept.number > head.number:
+    notes = [found.untold] if found.untold else []
+    if kept is None or (kept.number > head.number and not found.is_chained):
+        pass
+    elif kept.number > head.number:
         wrong.append(
             f"the history ends with statement {head.number}; it went on to {kept.number} when the "
             "head was kept"
         )
-    elif kept is not None and links[kept.number] != kept.link:
+    elif links[kept.number] != kept.link:
         wrong.append(f"the history up to statement {kept.number} is not the one that was kept")
+    else:
+        notes += _since(found.said, kept.number)
     lines, more = _audited(run, found.said)
     wrong += [*more, *other_lines(run, found.said)]
-    return Verified(head, lines, [*wrong, *_other_states(run), *falsified(run)])
+    if found.is_chained:
+        wrong += [*_misstated(run, found), *_misread(*beside, found)]
+    return Verified(head, lines, wrong, notes)
+
+
+def _since(said: list[dict[str, Any]], known: int) -> Iterator[str]:
+    """Yield a line about what was stated anew since a head was kept."""
+    if anew := restated(said, known):
+        more = [f"{len(anew) - MAX_NAMED} more"] if len(anew) > MAX_NAMED else []
+        yield (
+            "stated anew since that head, besides new rows: "
+            f"{', '.join([*anew[:MAX_NAMED], *more])}"
+        )
 
 
 def verified_log(place: Path, kept: Head | None = None) -> Verified:
@@ -184,16 +210,26 @@ def falsified(run: Path) -> list[str]:
     Raises:
         ArchiveError: there is no database that can be read.
     """
-    wrong = _misread(run)
-    return wrong and _misread(run)  # a run under way may have gone on between two files
+    beside, found = _beside(run), read_history(run / "run.db")
+    if not found.is_chained:
+        return [f"run.db: {line}" for line in found.wrong]
+    if _misread(*beside, found):  # a run under way may have gone on between two files
+        beside, found = _beside(run), read_history(run / "run.db")
+    return _misread(*beside, found)
 
 
-def _misread(run: Path) -> list[str]:
-    told = _whole_lines(run / "rounds.jsonl")
+def _beside(run: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the lines of ``rounds.jsonl`` and the sha256 of other files: read before the history.
+
+    A run under way commits first, and then writes the line.
+    """
     files = {name: _sha256_of(run / name) for name in STATED}
-    read = read_history(run / "run.db")
-    found = (_other_than_stated(name, digest, read.said) for name, digest in files.items())
-    return [*filter(None, found), *_other_lines(told, read.records, read.said)]
+    return _whole_lines(run / "rounds.jsonl"), files
+
+
+def _misread(told: list[str], files: Mapping[str, str], found: History) -> list[str]:
+    others = (_other_than_stated(name, digest, found.said) for name, digest in files.items())
+    return [*filter(None, others), *_other_lines(told, found.records, found.said)]
 
 
 def _sha256_of(path: Path) -> str:
@@ -244,17 +280,11 @@ def _other_lines(told: list[str], records: Rows, said: list[dict[str, Any]]) -> 
         )
 
 
-def _other_states(run: Path) -> list[str]:
-    """Return a line for each state in the directory that is not the one that the run wrote.
+def _misstated(run: Path, found: History) -> Iterator[str]:
+    """Yield a line for each state in the directory that is not the one that the run wrote.
 
     Also where the newest one is gone.
     """
-    wrong = [*_misstated(run)]
-    return wrong and [*_misstated(run)]  # a run under way may have gone on in between
-
-
-def _misstated(run: Path) -> Iterator[str]:
-    found = read_history(run / "run.db")
     newest = -1 if found.committed is None else found.committed
     for number, stated in sorted(stated_states(found.said).items()):
         path = state_path(run / "server", number)

@@ -90,6 +90,8 @@ class Verification(Printed):
     head: str
     """NUMBER:LINK, to be kept elsewhere and compared later."""
     wrong: list[str]
+    notes: list[str]
+    """What was changed since the head of ``--head``, and what an earlier version did not state."""
 
 
 class Tracked(Printed):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sqlite3
 import tarfile
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from fedsrv.state.chain import Head
 from fedsrv.state.earlier_ledger import link_of, seal_of
 from fedsrv.state.ledger import Ledger
 from fedsrv.state.recovery import recover
-from fedsrv.state.rows import KEYS, TABLES
+from fedsrv.state.rows import KEYS, LATER, LINKED, TABLES
 from fedsrv.state.store import Store
 from fedsrv.state.verification import verified
 from tests.conftest import tiny_experiment
@@ -32,10 +33,8 @@ from tests.fedsrv.state.test_store import committed, record, state
 EXPERIMENT = tiny_experiment(server={"max_rollback": 9})
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Head]:
-    """A run with rows in each table, and the head that others kept of it."""
-    run = tmp_path_factory.mktemp("whole") / "run"
+def written(run: Path) -> tuple[Path, Head]:
+    """Write a run with rows in each table; return the head that others kept of it, too."""
     with closing(Store(run, EXPERIMENT, False)) as store:
         store.add_profiles({0: '{"client": 0}', 1: '{"client": 1}'})
         store.grow({"interaction": 0, "tasks": []})
@@ -48,6 +47,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Head]:
         store.set_aside({2: "an operator excluded it"})
         store.roll_back(1)
     return run, verified(run).head
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Head]:
+    return written(tmp_path_factory.mktemp("whole") / "run")
 
 
 @pytest.fixture
@@ -103,6 +107,18 @@ def test_an_edit_of_each_column_of_each_table_is_told(run, whole, table, column)
     assert told(run, whole[1]) == []
 
 
+@pytest.mark.parametrize(("table", "column"), columns())
+def test_a_value_of_any_kind_in_each_column_is_told_in_a_line(run, whole, table, column):
+    """Also one that no reader of the file expects there."""
+    for value in (None, b"x", "[" * 100_000, '{"rows": 5}', 0.5):
+        with suppress(sqlite3.IntegrityError):  # the column takes no such value
+            change = (
+                f"UPDATE {table} SET {column} = ? WHERE rowid = (SELECT MIN(rowid) FROM {table})"
+            )
+            edit(run, change, value)
+            assert told(run, whole[1]), value
+
+
 @pytest.mark.parametrize("table", TABLES)
 def test_a_row_that_is_gone_is_told(run, whole, table):
     edit(run, f"DELETE FROM {table} WHERE rowid = (SELECT MAX(rowid) FROM {table})")
@@ -130,11 +146,14 @@ FORGED = {
 
 def test_a_form_whose_rows_nothing_covers_is_taken_for_an_edit(run, whole):
     """The tables of the version before, with links that fit: that version stated no rows."""
-    edit(run, "PRAGMA user_version = 2")
-    for table in ("interactions", "undone", "growths"):
-        edit(run, f"DELETE FROM {table}")
-        edit(run, f"ALTER TABLE {table} ADD COLUMN link TEXT")
-    edit(run, "ALTER TABLE undone ADD COLUMN before TEXT")
+    with closing(sqlite3.connect(run / "run.db", isolation_level=None)) as db:
+        for name, columns in TABLES.items():
+            if name in LATER:
+                db.execute(f"DROP TABLE {name}")
+            elif name in LINKED:
+                db.execute(f"DROP TABLE {name}")
+                db.execute(f"CREATE TABLE {name} ({columns}{LINKED[name]})")
+        db.execute("PRAGMA user_version = 2")
     assert "it was converted to the format of an earlier version" in verified(run, whole[1]).wrong
     with pytest.raises(ArchiveError, match="it was converted to the format of an earlier version"):
         Ledger(run / "run.db", strict=False, new=False)
@@ -191,8 +210,9 @@ def test_decisions_that_are_gone_with_their_table_are_told(run, whole):
     """Also in the form of the version before, which had no such table."""
     edit(run, "DROP TABLE decisions")
     assert told(run, whole[1])
+    edit(run, "DROP TABLE roster")
     edit(run, "PRAGMA user_version = 3")
-    assert told(run, whole[1]) == ["decision 1 is gone"]
+    assert told(run, whole[1]) == ["decision 1 is gone", "how client 1 stands is gone"]
 
 
 @pytest.mark.parametrize("what", FORGED)
@@ -207,6 +227,31 @@ def test_a_statement_tells_nothing_of_what_can_be_guessed(run):
         salts = [json.loads(text)["salt"] for (text,) in db.execute("SELECT statement FROM chain")]
     assert len({*salts}) == len(salts)
     assert {len(salt) for salt in salts} == {32}
+
+
+def test_what_a_commit_hashes_does_not_grow_with_the_run(tmp_path, monkeypatch):
+    """Neither with its length, nor with its clients and growths: only new rows are hashed."""
+    hashed, real = [0], hashlib.sha256
+
+    def counted(data: bytes = b"") -> Any:
+        hashed[0] += len(data)
+        return real(data)
+
+    def bytes_of_a_commit(store: Store, number: int) -> int:
+        before = hashed[0]
+        committed(store, number)
+        return hashed[0] - before
+
+    with closing(Store(tmp_path / "run", EXPERIMENT, False)) as store:
+        monkeypatch.setattr("fedsrv.state.chain.hashlib.sha256", counted)
+        committed(store, *range(10))
+        first = bytes_of_a_commit(store, 10)
+        store.add_profiles(dict.fromkeys(range(1000), "{}"))
+        for number in range(50):
+            store.grow({"interaction": 11, "tasks": [number]})
+        committed(store, *range(11, 98))
+        assert abs(bytes_of_a_commit(store, 98) - first) < 64
+        assert first < 2048
 
 
 # --- states ---------------------------------------------------------------------------------------
