@@ -81,7 +81,7 @@ def test_reports_as_they_should_be():
 
 
 def test_the_methods_own_rules_and_numbers():
-    rules = [counts(rule=rule) for rule in ("nearest", "classifier")]
+    rules = [counts(rule=rule) for rule in ("nearest", "all_classes", "classifier")]
     terms_of("fedproto").check_report(0, order(), report(*rules))
     terms_of("fedproto").check_report(0, order(), report(rules[0]))
     with pytest.raises(PayloadError, match="rule 'classifier' out of place"):
