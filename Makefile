@@ -124,9 +124,10 @@ test-instruction-sets: $(AS_SETS)  ## run what depends on rounding as processors
 $(AS_SETS): test-as-%: $(STAMP)
 	$(AS_$*) $(PYTEST_SPLIT) -m "not loopback and not gpu" tests/fedmodels tests/golden tests/independent
 
-test-beside: $(STAMP)  ## run the tests that need Helm, Slurm or extras beside dev, as far as they are here
+test-beside: $(STAMP)  ## run the tests that need Helm, Slurm, promtool or extras beside dev, as far as they are here
 	$(PYTEST) tests/integration/test_ray.py $(wildcard tests/integration/test_slurm*.py) fedplugins/studies/tests \
-		fedplugins/detectors/tests fedplugins/trackers/tests tests/project/test_helm.py tests/project/test_model_in_hand.py \
+		fedplugins/detectors/tests fedplugins/trackers/tests tests/project/test_helm.py \
+		tests/project/test_deploy.py tests/project/test_model_in_hand.py \
 		tests/fedcli/data/test_huggingface.py tests/fedcli/data/test_image_files.py tests/fedcli/data/test_numbers.py \
 		tests/fedmodels/nets/test_frozen.py tests/fedmodels/nets/test_on_a_card.py tests/fedtide/test_own_loop.py
 

@@ -200,6 +200,12 @@ tests:
       - {{series: 'fedtide_finished{{job="fedtide",instance="crashed"}}', values: "0x40 _x60"}}
       - {{series: 'up{{job="fedtide",instance="failed"}}', values: "1x10 0x90"}}
       - {{series: 'fedtide_failed{{job="fedtide",instance="failed"}}', values: "0x8 1x1 _x90"}}
+      - {{series: 'up{{job="fedtide",instance="restarted"}}', values: "1x24 0x3 1x80"}}
+      - {{series: 'up{{job="fedtide",instance="front"}}', values: "1x70 0x40"}}
+      - series: 'fedtide_queue_runs_served{{job="fedtide",instance="front"}}'
+        values: "1x70 _x40"
+      - series: 'fedtide_finished{{job="fedtide",instance="front",run="a"}}'
+        values: "0x8 1x15 _x90"
       - {{series: fedtide_clients_joined, values: "3x100"}}
       - {{series: fedtide_clients_present, values: "3x60 2x40"}}
     promql_expr_test:
@@ -207,7 +213,8 @@ tests:
 FIRE = [
     (19, "FedtideNoCommit", 0), (65, "FedtideNoCommit", 1), (45, "FedtideModelRefused", 0),
     (55, "FedtideModelRefused", 1), (55, "FedtideClientGone", 0), (70, "FedtideClientGone", 1),
-    (30, "FedtideDown", 0), (60, "FedtideDown", 1), (5, "FedtideRunFailed", 0),
+    (27, "FedtideDown", 0), (30, "FedtideDown", 0), (60, "FedtideDown", 1),
+    (90, "FedtideDown", 2), (5, "FedtideRunFailed", 0),
     (15, "FedtideRunFailed", 1), (35, "FedtideClientFailed", 0), (50, "FedtideClientFailed", 1),
 ]  # fmt: skip
 

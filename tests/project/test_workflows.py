@@ -142,6 +142,16 @@ def test_tools_of_node_are_those_of_their_lock():
     assert [name for name, one in lock.items() if name and "integrity" not in one] == []
 
 
+def test_alerts_are_tried_by_prometheus_itself():
+    """Without promtool the tests of alerts and of the board are skipped."""
+    beside = safe_load((GITHUB / "workflows" / "ci.yml").read_text())["jobs"]["beside"]["steps"]
+    run = "\n".join(step.get("run", "") for step in beside)
+    assert re.search(r"apt-get install .*\bprometheus\b", run)
+    assert re.search(r"command -v .*\bpromtool\b", run)
+    (recipe,) = re.findall(r"^test-beside:.*\n((?:\t.*\n)+)", MAKEFILE, flags=re.MULTILINE)
+    assert "tests/project/test_deploy.py" in recipe
+
+
 def test_forms_are_ones():
     for form in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml"):
         text = safe_load(form.read_text())
