@@ -34,12 +34,12 @@ def sources(package: str) -> list[Path]:
 
 
 MOST: Mapping[str, int] = {
-    "lines of the core": 91_858,
+    "lines of the core": 91_859,
     "seams of parts": 58,
     "loose files in fedmodels": 3,
     "loose files in fedsrv": 2,
     "loose files in fedcli": 5,
-    "bindings named found": 624,
+    "bindings named found": 622,
 }
 """The borders."""
 

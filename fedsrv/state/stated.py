@@ -56,7 +56,8 @@ def read_history(database: Path) -> History:
         with opened(database) as db:
             db.execute("BEGIN")  # a run under way commits meanwhile
             (version,) = db.execute("PRAGMA user_version").fetchone()
-            rows.check_format(database, version)
+            if rows.tables_of(db):
+                rows.check_format(database, version)
             (run_id,) = db.execute("SELECT value FROM meta WHERE key = 'run_id'").fetchone()
             columns = "interaction, scored, record"
             records = db.execute(f"SELECT {columns} FROM interactions ORDER BY 1").fetchall()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fedpb import PROTOCOL
 from tests.conftest import records_of
 from tests.integration.conftest import tables
 
@@ -40,6 +42,14 @@ WITH_NODE = pytest.mark.skipif(
     NODE is None or PACKAGES is None,
     reason=f"node or its packages are missing: npm install, then name node_modules by {MODULES}",
 )
+
+
+def test_it_speaks_the_protocol_of_the_schema_beside_it():
+    """Also where there is no node."""
+    text = CLIENT.read_text()
+    assert f"const PROTOCOL = {PROTOCOL};" in text
+    (up,) = re.findall(r"__dirname, ((?:'\.\.', )+)'proto'", text)
+    assert CLIENT.parents[up.count("..")] == ROOT
 
 
 class Script:

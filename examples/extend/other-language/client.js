@@ -15,8 +15,8 @@ const loader = require('@grpc/proto-loader');
 const { decode, encode, valuesIn } = require('./bundle');
 const softmax = require('./softmax');
 
-const PROTOCOL = 6;
-const PROTO = path.join(__dirname, '..', '..', 'proto');
+const PROTOCOL = 7;
+const PROTO = path.join(__dirname, '..', '..', '..', 'proto');
 const OPTIONS = { includeDirs: [PROTO], keepCase: true, longs: String, enums: String,
   defaults: true, arrays: true, objects: false, oneofs: true };
 const { fedpb } = grpc.loadPackageDefinition(
