@@ -263,6 +263,7 @@ class Living:
         for process in (self.relays.process, self.coordinator.process):
             process.send_signal(signal.SIGTERM)
             process.wait()
+        self.relays.kill()
         self.coordinator.close()
 
     def end(self) -> None:

@@ -353,12 +353,13 @@ class Relay:
         self.port = int(line.rpartition(":")[2])
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        self.process.close()
 
     def wait(self, timeout_s: float = TIMEOUT_S) -> int:
         """Return its exit status."""
-        return self.process.wait(timeout_s)
+        status = self.process.wait(timeout_s)
+        self.process.close()
+        return status
 
     def output(self) -> str:
         return self.log.read_text(errors="replace")
