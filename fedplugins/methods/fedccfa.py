@@ -251,15 +251,21 @@ def clusters(vectors: np.ndarray, eps: float) -> list[list[int]]:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms > 0)
     cos = unit @ unit.T
-    apart = np.abs(cos[:, None] - cos[None])  # (n, n, z)
-    places = np.arange(n)
-    apart[places, :, places] = 0  # z = i
-    apart[:, places, places] = 0  # z = j
-    chained, near = None, apart.sum(2) / (n - 2) <= eps
-    while chained is None or (near != chained).any():
-        chained, near = near, near @ near
+    near = np.stack([_apart(cos, place) / (n - 2) <= eps for place in range(n)])
+    chained = np.zeros_like(near)
+    while (near != chained).any():
+        chained, near = near, near.astype(np.float32) @ near > 0
     firsts = near.argmax(1)  # each cluster's first place
     return [np.flatnonzero(firsts == first).tolist() for first in sorted({*firsts.tolist()})]
+
+
+def _apart(cos: np.ndarray, i: int) -> np.ndarray:
+    """Return the sums (n,) over others z of how far cosines of place i and of each j differ."""
+    each = np.abs(cos[i] - cos)  # (j, z): one place at a time, as all at once grow by n cubed
+    each[:, i] = 0  # z = i
+    np.fill_diagonal(each, 0)  # z = j
+    sums: np.ndarray = each.sum(1)
+    return sums
 
 
 def _row(head: Weights, label: int) -> np.ndarray:
