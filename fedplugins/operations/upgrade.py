@@ -21,7 +21,7 @@ from fedmodels.facts.resolution import experiment_of
 from fedmodels.facts.usual import defaults_of
 from fedpb import PROTOCOL
 from fedsrv.state.rows import BEFORE, EARLIER, FORMAT
-from fedsrv.state.run_directory import reading, require_run
+from fedsrv.state.run_directory import reading
 
 Line = tuple[str, str]
 """What a fact is about, and what it says."""
@@ -34,7 +34,8 @@ def upgrade(run: Path) -> tuple[dict[str, str], str]:
         ConfigError: the directory holds no run.
         ArchiveError: its database cannot be read.
     """
-    require_run(run)
+    if not (run / "run.db").is_file():
+        raise ConfigError(f"{run} is not a run directory: there is no run.db")
     form, facts = _database(run)
     refused, lines = "", [*_versions(run), _format(form), ("protocol", _sites())]
     if form not in (FORMAT, BEFORE, EARLIER):

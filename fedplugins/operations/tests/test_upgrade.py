@@ -119,3 +119,9 @@ def test_what_is_no_run_gets_one_line(tmp_path, capsys):
     assert (code, found) == (1, {})
     assert "cannot be read" in err
     assert err.count("\n") == 1
+
+
+def test_what_is_no_run_gets_a_line_that_says_so(tmp_path, capsys):
+    code, found, err = told(tmp_path / "none", capsys)
+    assert (code, found) == (2, {})
+    assert err == f"error: {tmp_path / 'none'} is not a run directory: there is no run.db\n"
